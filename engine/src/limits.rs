@@ -1,0 +1,56 @@
+//! Every bound of the engine, with its unit last and its reason beside it. Nothing in the engine grows without one.
+
+/// The unit of direct I/O, bytes: every WAL write begins at a multiple of it and is a multiple of it long.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Cores of one broker. The mesh has a lane for each ordered pair.
+pub const CORES_MAX: usize = 64;
+
+/// Data shards on one core. With three replicas each core carries three times as many groups.
+pub const SHARDS_PER_CORE: usize = 4;
+
+/// A WAL group, padding included, that is closed though the device is free. Larger ones would not fill it better.
+pub const WAL_GROUP_BYTES_MAX: usize = 1024 * 1024;
+/// Groups in flight per WAL. More would not fill the device better, and recovery weighs this many at most.
+pub const WAL_GROUPS_IN_FLIGHT_MAX: usize = 4;
+/// One buffer of the WAL's pool. A group lies in one chunk; a chunk holds one or many groups.
+pub const WAL_CHUNK_BYTES: usize = WAL_GROUP_BYTES_MAX;
+/// A record body that the WAL takes. A larger one than a chunk gets a chunk of its own.
+pub const WAL_RECORD_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Default size of a WAL segment file.
+pub const WAL_SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
+/// The smallest segment: it must hold the largest record with its headers.
+pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
+/// Segments that wait for use, pre-written. Surplus files are deleted.
+pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
+
+/// A request frame, bytes: Kafka's `socket.request.max.bytes` default.
+pub const FRAME_BYTES_MAX: usize = 100 * 1024 * 1024;
+/// Default of `message.max.bytes`: a record batch, Kafka's default.
+pub const BATCH_BYTES_DEFAULT: usize = 1_048_588;
+/// The largest value that `message.max.bytes` and `max.message.bytes` may take.
+pub const BATCH_BYTES_MAX: usize = WAL_RECORD_BYTES_MAX;
+
+/// Batches of a producer and partition that are remembered (Kafka's five: KIP-98, KIP-679).
+pub const PRODUCER_BATCHES_MAX: usize = 5;
+/// Producers that one partition remembers; the one idle longest is forgotten first.
+pub const PRODUCERS_PER_PARTITION_MAX: usize = 10_000;
+
+/// Partitions of one topic.
+pub const PARTITIONS_PER_TOPIC_MAX: usize = 10_000;
+/// Partitions of the cluster.
+pub const PARTITIONS_MAX: usize = 100_000;
+
+/// Messages that wait in one lane of the mesh. A full lane is backpressure to the client.
+pub const MESH_LANE_MAX: usize = 1024;
+/// Requests that a core holds back because the WAL has no room.
+pub const PARKED_PRODUCES_MAX: usize = 4096;
+
+/// What a compressed batch may grow to when its records are read: a bomb stops here.
+pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
+
+const _: () = assert!(WAL_GROUP_BYTES_MAX.is_multiple_of(BLOCK_BYTES));
+const _: () = assert!(WAL_CHUNK_BYTES >= WAL_GROUP_BYTES_MAX);
+const _: () = assert!(WAL_SEGMENT_BYTES >= 2 * WAL_RECORD_BYTES_MAX as u64);
+const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
+const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);

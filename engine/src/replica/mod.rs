@@ -1,0 +1,1 @@
+//! One shard's copy on this core: Raft, and nothing of what the entries mean.

@@ -1,0 +1,132 @@
+//! The loop of one core, and what a core may ask of it.
+//!
+//! A [`Driver`] decides, a shell moves bytes. One turn: the shell waits for completions, feeds each to
+//! [`Driver::event`] in the order in which it got them, calls [`Driver::turn_end`], and submits everything at once. So
+//! the order of work in production is the order in the simulator.
+//!
+//! Every operation ends in exactly one completion; a buffer is the kernel's until its last one. No type of a shell is
+//! seen outside its file. Files: `uring.rs` the default shell (one io_uring ring a core); `poll.rs` epoll and a helper
+//! thread for the disk, where io_uring is forbidden; `sim.rs` one thread, virtual time, seeded; `mesh.rs` the bounded
+//! lanes between cores; `wake.rs` how a foreign thread reaches a loop.
+
+use crate::io::{Disk, DiskDone};
+use crate::types::{Mono, WallMs};
+use bytes::Bytes;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+
+pub mod wake;
+pub use wake::Waker;
+
+/// A connection. `slot` is dense and used again; `generation` tells its users apart, so that a late completion can not
+/// meet a new owner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnId {
+    pub slot: u32,
+    pub generation: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ListenerId(pub u16);
+
+/// Why a connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// The driver closed it.
+    Asked,
+    /// The peer closed its side (FIN).
+    Peer,
+    /// Reset, timed out, unreachable: the errno.
+    Error(i32),
+}
+
+/// What happened. The driver sees each once.
+pub enum Event<'a> {
+    /// A client connected; receiving is on.
+    Accepted { listener: ListenerId, conn: ConnId, peer: SocketAddr },
+    /// An outgoing connection is up; receiving is on. (A failed one is `Closed`.)
+    Connected { conn: ConnId },
+    /// Bytes came. Valid during the call only: copy what is kept.
+    Received { conn: ConnId, bytes: &'a [u8] },
+    /// The whole of what [`Rt::send`] was given is with the kernel; the next may be sent.
+    Sent { conn: ConnId },
+    /// The connection is gone, and so is every operation on it. The last event of a connection, exactly once.
+    Closed { conn: ConnId, why: CloseReason },
+    Disk(DiskDone),
+    /// A [`Waker`] was used since the last turn.
+    Woken,
+}
+
+/// What the shell does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Wait for completions, but not beyond this time.
+    Wait { until: Option<Mono> },
+    /// There is more work at hand: look for completions without waiting.
+    Again,
+    /// Everything is done: leave the loop. What the kernel still holds is waited for first.
+    Stop,
+}
+
+/// What a core may ask of its shell, from inside a callback. All calls return at once.
+pub trait Rt {
+    /// Monotonic. Read anew on each call (a vDSO read in production), so that stages can be timed.
+    fn now(&self) -> Mono;
+    fn wall(&self) -> WallMs;
+    /// Not for secrets. Seeded in the simulator.
+    fn random(&mut self) -> u64;
+
+    /// Begins to accept. Each core may listen on the same address (SO_REUSEPORT). Port 0 lets the system choose.
+    fn listen(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)>;
+    /// Accepts no more; connections stay.
+    fn stop_listening(&mut self, listener: ListenerId);
+    /// Ends in `Connected` or `Closed`.
+    fn connect(&mut self, addr: SocketAddr) -> io::Result<ConnId>;
+    /// Backpressure: off stops `Received` soon (what the kernel has handed over already still comes).
+    fn set_receiving(&mut self, conn: ConnId, on: bool);
+    /// Sends all of `parts`, in order, and ends in `Sent` (or in `Closed`). One at a time per connection.
+    ///
+    /// # Panics
+    /// When the last one has not ended.
+    fn send(&mut self, conn: ConnId, parts: Vec<Bytes>);
+    /// Ends the connection: `Closed` follows. What is being sent is cut off. Harmless on one that is gone.
+    fn close(&mut self, conn: ConnId);
+
+    fn disk(&mut self) -> &mut dyn Disk;
+    fn waker(&self) -> Waker;
+}
+
+/// What a core decides. Lives on the core's thread and never leaves it; never blocks.
+pub trait Driver {
+    /// Once, before the first turn.
+    fn start(&mut self, rt: &mut dyn Rt);
+    fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>);
+    /// After the events of a turn, also when there was none (the time of the last [`Turn::Wait`] is up).
+    fn turn_end(&mut self, rt: &mut dyn Rt) -> Turn;
+}
+
+/// What a shell counts about itself; read by the metrics. Shared with the housekeeping thread.
+#[derive(Default, Debug)]
+pub struct LoopStats {
+    pub turns: std::sync::atomic::AtomicU64,
+    pub events: std::sync::atomic::AtomicU64,
+    /// ns of the longest turn since the last read of the metrics (from wake to submit).
+    pub turn_ns_max: std::sync::atomic::AtomicU64,
+    /// ns spent in turns (not waiting).
+    pub busy_ns: std::sync::atomic::AtomicU64,
+}
+
+impl fmt::Debug for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Accepted { listener, conn, peer } => write!(f, "Accepted({listener:?}, {conn:?}, {peer})"),
+            Event::Connected { conn } => write!(f, "Connected({conn:?})"),
+            Event::Received { conn, bytes } => write!(f, "Received({conn:?}, {} bytes)", bytes.len()),
+            Event::Sent { conn } => write!(f, "Sent({conn:?})"),
+            Event::Closed { conn, why } => write!(f, "Closed({conn:?}, {why:?})"),
+            Event::Disk(done) => write!(f, "Disk({done:?})"),
+            Event::Woken => f.write_str("Woken"),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The pump of one core: drives the WAL, the replicas and the partitions of this core, and answers what is asked of
+//! them.
+//!
+//! In:  [`api::Ask`]s with a [`api::Ticket`] each, disk completions, ticks. Out: one [`api::Answer`] for each ticket.
+//! Files: `api.rs` what may be asked and answered; `core.rs` the pump.
+
+pub mod api;

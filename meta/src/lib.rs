@@ -1,0 +1,4 @@
+//! camus-meta: the cluster's metadata as a pure state machine over the meta shard's log.
+//!
+//! `command.rs` what can be decided; `state.rs` the state machine; `image.rs` what every core reads; `configs.rs` the
+//! topic settings. Nothing here does I/O, knows a clock, or draws a random number: all of it comes in with a command.

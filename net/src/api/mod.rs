@@ -1,0 +1,67 @@
+//! One file for each API: what a request means and what is answered.
+//!
+//! A handler is a function of the request and of what this core knows ([`Ctx`]). It returns an [`Outcome`]: the answer,
+//! or what must be asked first and how to go on from there. No handler does I/O or waits.
+
+use bytes::Bytes;
+use camus_engine::shard::api::{Answer, Ask};
+use camus_engine::types::Mono;
+use camus_meta::{Command, Decided};
+
+/// One request, cut from the wire; its header is decoded and its version is one that we advertise.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub key: i16,
+    pub version: i16,
+    pub client_id: Option<String>,
+    /// What follows the request header.
+    pub body: Bytes,
+    pub received: Mono,
+    /// The address of the listener as this client is to be told of it (host, port).
+    pub advertised: (String, u16),
+}
+
+/// The body of an answer, in parts that are sent one after the other; the response header is not in it.
+#[derive(Clone, Debug, Default)]
+pub struct Reply {
+    pub parts: Vec<Bytes>,
+}
+
+impl Reply {
+    pub fn one(part: Bytes) -> Reply {
+        Reply { parts: vec![part] }
+    }
+}
+
+/// Why a sleeping request goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woke {
+    /// Its time is up.
+    Deadline,
+    /// Something that it watches has moved.
+    Moved,
+}
+
+pub type AfterAsk = Box<dyn FnOnce(&mut Ctx<'_>, Vec<Answer>) -> Outcome>;
+pub type AfterMeta = Box<dyn FnOnce(&mut Ctx<'_>, Vec<Decided>) -> Outcome>;
+pub type AfterSleep = Box<dyn FnOnce(&mut Ctx<'_>, Woke) -> Outcome>;
+
+/// What a handler wants next.
+pub enum Outcome {
+    Reply(Reply),
+    /// The request is over and has no answer (acks=0).
+    Silent,
+    /// The request can not be understood, or has no other way to say no: the connection is closed.
+    Close(&'static str),
+    /// Ask the shards, then go on with the answers, in the order of the questions. Each question has exactly one answer.
+    /// An empty list goes on at once.
+    Ask(Vec<Ask>, AfterAsk),
+    /// Put commands to the meta shard, then go on with what it decided, once every core of this broker has seen it.
+    Meta(Vec<Command>, AfterMeta),
+    /// Wait until then, or until something moves that an `Ask::Read { watch: true }` of this request named. What has
+    /// moved since that read wakes at once.
+    Sleep(Mono, AfterSleep),
+}
+
+pub use ctx::Ctx;
+mod ctx;
