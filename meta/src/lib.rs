@@ -2,3 +2,9 @@
 //!
 //! `command.rs` what can be decided; `state.rs` the state machine; `image.rs` what every core reads; `configs.rs` the
 //! topic settings. Nothing here does I/O, knows a clock, or draws a random number: all of it comes in with a command.
+
+pub mod command;
+pub mod image;
+
+pub use command::{Command, Decided, Done, Placement, ProducerIdRange, Refused};
+pub use image::{Image, Topic};
