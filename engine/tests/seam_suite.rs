@@ -1,6 +1,7 @@
 //! One suite for every shell: what a driver may rely on. Each test runs on io_uring and on epoll; the simulator has its
 //! own in `rt/sim.rs`. What would break the process for other tests runs in a child process (`child_*`, ignored).
 #![allow(clippy::disallowed_methods, reason = "tests drive the shells from outside, with real clients and clocks")]
+#![allow(clippy::unwrap_used, reason = "a test may")]
 
 use bytes::Bytes;
 use camus_engine::io::buf::ChunkPool;

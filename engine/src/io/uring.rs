@@ -11,7 +11,6 @@ use super::background::Background;
 use super::buf::{AlignedBuf, PoolRegions};
 use super::files::{self, OpenFiles};
 use super::{BlockBuf, Disk, DiskDone, DiskError, DiskOk, DiskOp, DurableMethod, FileId, OpId};
-use crate::limits::BLOCK_BYTES;
 use crate::rt::Waker;
 use crate::stats::CoreStats;
 use crate::types::CoreId;
@@ -235,7 +234,7 @@ impl RingDisk {
 
 impl Disk for RingDisk {
     fn submit(&mut self, id: OpId, op: DiskOp) {
-        check(&op);
+        super::check(&op);
         match op {
             DiskOp::Write { file, at, buf } => self.start(id, file, at, What::Write(buf)),
             DiskOp::Read { file, at, len } => {
@@ -251,23 +250,6 @@ impl Disk for RingDisk {
 
     fn method(&self) -> DurableMethod {
         self.method
-    }
-}
-
-/// Whoever submits keeps to whole blocks: anything else is a fault of ours.
-pub(super) fn check(op: &DiskOp) {
-    let whole = |n: u64| n.is_multiple_of(BLOCK_BYTES as u64);
-    match op {
-        DiskOp::Write { at, buf, .. } => {
-            let (len, address) = (buf.bytes.len(), buf.bytes.as_ptr() as u64);
-            assert!(len > 0 && u32::try_from(len).is_ok_and(|len| len < 1 << 31), "a write of {len} bytes");
-            assert!(whole(*at) && whole(len as u64) && whole(address), "{len} bytes from {address:#x} to {at}");
-        }
-        DiskOp::Read { at, len, .. } => {
-            assert!(*len > 0 && *len < 1 << 31 && whole(*at) && whole((*len).into()), "{len} bytes from {at}");
-        }
-        DiskOp::Prepare { len, .. } => assert!(*len > 0 && whole(*len), "a file of {len} bytes"),
-        DiskOp::Remove { .. } => {}
     }
 }
 

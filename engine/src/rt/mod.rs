@@ -28,6 +28,7 @@ mod machine;
 pub mod mesh;
 mod outgoing;
 pub mod rng;
+pub mod sim;
 mod slots;
 mod uring;
 pub mod wake;
