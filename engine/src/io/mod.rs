@@ -12,6 +12,7 @@ use std::fmt;
 use std::io;
 
 mod background;
+pub(crate) mod blocking;
 pub mod buf;
 pub(crate) mod files;
 pub mod sim;

@@ -27,6 +27,7 @@ mod core;
 mod machine;
 pub mod mesh;
 mod outgoing;
+mod poll;
 pub mod rng;
 pub mod sim;
 mod slots;
