@@ -328,6 +328,11 @@ impl<D: Driver> World<D> {
         std::mem::take(&mut self.inner.client(client).received)
     }
 
+    /// The same, left where it is.
+    pub fn waiting(&self, client: ClientId) -> &[u8] {
+        &self.inner.clients[&client].received
+    }
+
     /// Off: the client reads no more, and what is sent to it piles up on the way.
     pub fn set_reading(&mut self, client: ClientId, on: bool) {
         let state = self.inner.client(client);
@@ -983,7 +988,7 @@ mod tests {
         world.start(core, Echo::new(BLOCKS));
         let client = world.connect(addr());
         world.send(client, b"again");
-        assert!(world.run_until(SOON, |world| world.inner.clients[&client].received == b"again"));
+        assert!(world.run_until(SOON, |world| world.waiting(client) == b"again"));
         (world.trace_hash(), acked.len())
     }
 
@@ -1017,12 +1022,12 @@ mod tests {
             let other = world.connect(addr());
             for n in 0..20u8 {
                 world.send(other, &[n; 100]);
-                assert!(world.run_until(SOON, |world| world.inner.clients[&other].received.len() == 100));
+                assert!(world.run_until(SOON, |world| world.waiting(other).len() == 100));
                 assert_eq!(world.received(other), [n; 100]);
             }
             assert_eq!(world.driver(core).expect("runs").seen, seen + 2_000, "seed {seed}");
             world.set_reading(flood, true);
-            assert!(world.run_until(SOON, |world| world.inner.clients[&flood].received.len() >= sent.len()));
+            assert!(world.run_until(SOON, |world| world.waiting(flood).len() >= sent.len()));
             let mut back = world.received(flood);
             // Small pieces go by the disk and may overtake each other; nothing is lost.
             let mut sorted = sent;

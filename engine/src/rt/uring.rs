@@ -42,6 +42,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 /// A ring's memory is counted per user and given back late after a process ends: a restart has to wait for it.
 const SETUP_TRIES: u32 = 6;
 const SETUP_PAUSE: Duration = Duration::from_millis(500);
+/// Sends that are kept for the next ones.
+const SPARE_SENDS_MAX: usize = 64;
 /// The one group of provided buffers.
 const BUF_GROUP: u16 = 0;
 
@@ -111,6 +113,7 @@ impl UringShell {
             listeners: vec![],
             dirty: vec![],
             local: VecDeque::new(),
+            spare: vec![],
             bell: config.bell.clone(),
             wake_buf: Box::new(0),
             wake_armed: false,
@@ -334,6 +337,9 @@ struct Core {
     /// Slots whose operations may not be what is wanted.
     dirty: Vec<u32>,
     local: VecDeque<Local>,
+    /// To be used again.
+    #[allow(clippy::vec_box, reason = "they move in and out of connections, and the kernel knows their addresses")]
+    spare: Vec<Box<Sending>>,
     bell: Bell,
     wake_buf: Box<u64>,
     wake_armed: bool,
@@ -437,6 +443,7 @@ impl Core {
             if self.backlog.is_empty() {
                 return Ok(true);
             }
+            self.stats.turns.submissions_full.fetch_add(1, Ordering::Relaxed);
             if !self.enter(0, None)? {
                 return Ok(false);
             }
@@ -446,10 +453,13 @@ impl Core {
     /// The system call: submits the queue and waits for `want` completions, not beyond `timeout`. False: nothing was
     /// submitted, though there was something to submit.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<bool, RtError> {
-        let (queued, flagged) = {
+        let (queued, flagged, overflow) = {
             let queue = self.ring.submission();
-            (queue.len(), queue.taskrun() || queue.cq_overflow())
+            (queue.len(), queue.taskrun() || queue.cq_overflow(), queue.cq_overflow())
         };
+        if overflow {
+            self.stats.turns.completions_full.fetch_add(1, Ordering::Relaxed);
+        }
         if queued == 0 && want == 0 && !flagged {
             return Ok(true);
         }
@@ -556,6 +566,9 @@ impl Core {
                     }
                     recv.give(buffer);
                 }
+                if result == -libc::ENOBUFS {
+                    self.stats.turns.recv_starved.fetch_add(1, Ordering::Relaxed);
+                }
                 if !cqueue::more(flags) {
                     let conn = self.conns.get(id).expect("a connection stays while ops > 0");
                     conn.receiving = false;
@@ -576,6 +589,9 @@ impl Core {
                 let (id, conn) = self.conns.at(slot).expect("a connection stays while ops > 0");
                 conn.cancelling = false;
                 conn.ops -= 1;
+                if conn.receiving && result == -libc::ENOENT {
+                    self.stats.turns.pauses_repeated.fetch_add(1, Ordering::Relaxed);
+                }
                 self.mark_dirty(id);
             }
             Op::Connect => {
@@ -643,7 +659,8 @@ impl Core {
         if let Some(conn) = self.conns.get(id)
             && conn.closing.is_none()
         {
-            conn.sending = None;
+            self.spare.extend(conn.sending.take());
+            self.spare.truncate(SPARE_SENDS_MAX);
             driver.event(self, Event::Sent { conn: id });
         }
     }
@@ -810,7 +827,14 @@ impl Rt for Core {
         assert!(state.sending.is_none() && !state.connecting, "{conn:?} can not send now");
         let out = Outgoing::new(parts);
         let empty = out.is_done();
-        state.sending = Some(Sending::new(out));
+        let sending = match self.spare.pop() {
+            Some(mut spare) => {
+                spare.out = out;
+                spare
+            }
+            None => Sending::new(out),
+        };
+        state.sending = Some(sending);
         if empty {
             self.local.push_back(Local::Sent(conn));
         } else {
