@@ -42,6 +42,8 @@ on_each_shell!(
     a_core_sleeps_until_its_deadline_and_not_beyond,
     an_outgoing_connection_comes_up_or_is_closed_with_the_reason,
     a_connection_that_is_closed_by_the_driver_ends_once,
+    a_pause_takes_hold_while_bytes_keep_coming,
+    a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed,
     the_mesh_keeps_order_and_wakes_both_ways_under_two_threads,
     a_file_is_prepared_written_read_and_removed,
     what_is_wrong_with_a_file_is_reported_once,
@@ -88,7 +90,7 @@ impl Seen {
 }
 
 /// What one connection may have waiting.
-const WAITING_MAX: usize = 256 * 1024;
+const WAITING_MAX: usize = 64 * 1024;
 
 impl Echo {
     fn pump(&mut self, rt: &mut dyn Rt, id: ConnId) {
@@ -221,46 +223,59 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Lost if it fails: the broker's memory, to one client that sends and does not read; or that client's answers.
-fn a_peer_that_never_reads_stops_itself_and_nobody_else(choice: IoChoice) {
-    let server = EchoServer::start(choice, |_| {});
-    let mut flood = server.client();
-    flood.set_nonblocking(true).unwrap();
+/// Sends without reading, until nothing more is taken for half a second. What was sent.
+fn flood(client: &TcpStream, chunk: &[u8]) -> u64 {
     // A server that does not stop would take it all; the kernel's buffers on the way hold a part of it.
     const MOST: u64 = 64 * 1024 * 1024;
+    let mut client = client;
+    client.set_nonblocking(true).unwrap();
     let (mut sent, mut stuck) = (0u64, Instant::now());
-    let chunk = pattern_bytes(0, 1 << 20);
-    while stuck.elapsed() < Duration::from_millis(500) && sent < MOST {
+    while stuck.elapsed() < Duration::from_millis(500) {
+        assert!(sent < MOST, "the server takes everything");
         let at = (sent % chunk.len() as u64) as usize;
-        match flood.write(&chunk[at..(at + 65_536).min(chunk.len())]) {
+        match client.write(&chunk[at..(at + 65_536).min(chunk.len())]) {
             Ok(n) => (sent, stuck) = (sent + n as u64, Instant::now()),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => thread::yield_now(),
             Err(e) => panic!("{e}"),
         }
     }
-    assert!(sent < MOST, "the server took everything");
+    client.set_nonblocking(false).unwrap();
+    sent
+}
+
+/// Lost if it fails: the broker's memory, to clients that send and do not read; or those clients' answers.
+fn a_peer_that_never_reads_stops_itself_and_nobody_else(choice: IoChoice) {
+    let server = EchoServer::start(choice, |_| {});
+    let chunk = pattern_bytes(0, 1 << 20);
+    // Several at once: a receive that is paused while bytes keep coming is the hard case.
+    let floods: Vec<_> = (0..6).map(|_| server.client()).collect();
+    let sent: Vec<u64> = thread::scope(|scope| {
+        let flooding: Vec<_> = floods.iter().map(|client| scope.spawn(|| flood(client, &chunk))).collect();
+        flooding.into_iter().map(|flooding| flooding.join().unwrap()).collect()
+    });
     let received = server.seen.received.load(Ordering::SeqCst);
     let mut other = server.client();
     for n in 0..50 {
         round_trip(&mut other, &pattern_bytes(n, 1_000));
     }
     let now = server.seen.received.load(Ordering::SeqCst);
-    assert_eq!(now, received + 50_000, "it still receives from the one that is paused");
-    flood.set_nonblocking(false).unwrap();
-    let (mut back, mut buf) = (0u64, vec![0; 1 << 20]);
-    while back < sent {
-        let n = flood.read(&mut buf).unwrap();
-        assert!(n > 0, "closed after {back} of {sent}");
-        let mut read = &buf[..n];
-        while !read.is_empty() {
-            let at = (back % chunk.len() as u64) as usize;
-            let (now, rest) = read.split_at(read.len().min(chunk.len() - at));
-            assert!(*now == chunk[at..at + now.len()], "lost or reordered after {back} of {sent}");
-            (read, back) = (rest, back + now.len() as u64);
+    assert_eq!(now, received + 50_000, "it still receives from those that are paused");
+    for (mut client, sent) in floods.into_iter().zip(sent) {
+        let (mut back, mut buf) = (0u64, vec![0; 1 << 20]);
+        while back < sent {
+            let n = client.read(&mut buf).unwrap();
+            assert!(n > 0, "closed after {back} of {sent}");
+            let mut read = &buf[..n];
+            while !read.is_empty() {
+                let at = (back % chunk.len() as u64) as usize;
+                let (now, rest) = read.split_at(read.len().min(chunk.len() - at));
+                assert!(*now == chunk[at..at + now.len()], "lost or reordered after {back} of {sent}");
+                (read, back) = (rest, back + now.len() as u64);
+            }
         }
+        assert_eq!(back, sent);
+        round_trip(&mut client, b"and it goes on");
     }
-    assert_eq!(back, sent);
-    round_trip(&mut flood, b"and it goes on");
     server.stop();
 }
 
@@ -565,6 +580,116 @@ fn a_connection_that_is_closed_by_the_driver_ends_once(choice: IoChoice) {
     clients.join().unwrap();
 }
 
+/// Lost if it fails: the bound on what one client can make the broker take.
+fn a_pause_takes_hold_while_bytes_keep_coming(choice: IoChoice) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    // A receive then goes on for many buffers before it rests, and a pause often meets it on the way.
+    config.tuning.recv_buffers = 1024;
+    config.tuning.recv_buffer_bytes = 128;
+    let (addr, got_addr) = mpsc::channel();
+    let client = thread::spawn(move || {
+        let mut client = TcpStream::connect::<SocketAddr>(got_addr.recv().unwrap()).unwrap();
+        let (chunk, mut sent) = (pattern_bytes(0, 1 << 20), 0u64);
+        loop {
+            let at = (sent % (1 << 20)) as usize;
+            match client.write(&chunk[at..(at + 65_536).min(1 << 20)]) {
+                Ok(n) => sent += n as u64,
+                Err(_) => return,
+            }
+        }
+    });
+    // After a pause the loop is busy with other things for this many turns, and nothing may come in the later half.
+    const TURNS: u32 = 60;
+    let (mut conn, mut at, mut quiet, mut pauses) = (None, 0u64, 0, 0);
+    let mut on = true;
+    let mut stop = false;
+    run_by(choice, &config, |rt, step| {
+        match step {
+            Step::Start => {
+                let (_, listening) = rt.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+                addr.send(listening).unwrap();
+            }
+            Step::Event(Event::Accepted { conn: new, .. }) => conn = Some(new),
+            Step::Event(Event::Received { bytes, .. }) => {
+                assert!(on || quiet < TURNS / 2, "bytes {quiet} turns after pause {pauses}");
+                for byte in bytes {
+                    assert_eq!(*byte, pattern(at % (1 << 20)), "at {at}");
+                    at += 1;
+                }
+                if on {
+                    (on, quiet, pauses) = (false, 0, pauses + 1);
+                    rt.set_receiving(conn.unwrap(), false);
+                }
+            }
+            Step::Event(Event::Closed { .. }) => stop = true,
+            Step::Event(event) => unreachable!("{event:?}"),
+            Step::TurnEnd => {
+                if conn.is_none() {
+                    return IDLE;
+                }
+                quiet += 1;
+                if pauses == 400 {
+                    rt.close(conn.unwrap());
+                } else if !on && quiet > TURNS {
+                    on = true;
+                    rt.set_receiving(conn.unwrap(), true);
+                }
+                return if stop { Turn::Stop } else { Turn::Again };
+            }
+        }
+        IDLE
+    });
+    client.join().unwrap();
+}
+
+/// Lost if it fails: a core, to connections that died while nobody read from them.
+fn a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed(choice: IoChoice) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let (addr, got_addr) = mpsc::channel();
+    let client = thread::spawn(move || {
+        let addr: SocketAddr = got_addr.recv().unwrap();
+        let mut client = TcpStream::connect(addr).unwrap();
+        client.write_all(&[1; 2_000]).unwrap();
+        thread::sleep(Duration::from_millis(20));
+        socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    });
+    let (mut resume, mut paused, mut closed) = (None, None, false);
+    run_by(choice, &config, |rt, step| {
+        match step {
+            Step::Start => {
+                let (_, at) = rt.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+                addr.send(at).unwrap();
+            }
+            Step::Event(Event::Accepted { conn, .. }) => {
+                rt.set_receiving(conn, false);
+                (paused, resume) = (Some(conn), Some(rt.now() + Duration::from_millis(300)));
+            }
+            Step::Event(Event::Received { .. }) => assert!(paused.is_none(), "bytes while it is paused"),
+            Step::Event(Event::Closed { why, .. }) => {
+                assert_eq!(why, CloseReason::Error(libc::ECONNRESET));
+                closed = true;
+            }
+            Step::Event(event) => unreachable!("{event:?}"),
+            Step::TurnEnd => {
+                if resume.is_some_and(|due| rt.now() >= due) {
+                    resume = None;
+                    rt.set_receiving(paused.take().unwrap(), true);
+                }
+                if closed && resume.is_none() {
+                    return Turn::Stop;
+                }
+                return Turn::Wait { until: resume };
+            }
+        }
+        IDLE
+    });
+    client.join().unwrap();
+    let turns = config.stats.turns.turns.load(Ordering::Relaxed);
+    assert!(turns < 30, "{turns} turns for one connection: it spins");
+}
+
 // ------------------------------------------------------------------------------------------------------- the mesh
 
 /// Sends numbers to the other core as fast as its lane takes them, and checks what comes. Sleeps when it can do neither.
@@ -573,7 +698,8 @@ struct Crosser {
     other: CoreId,
     next: u64,
     expected: u64,
-    last: u64,
+    /// Sends up to this, expects up to that.
+    last: (u64, u64),
     refused: Arc<AtomicU64>,
 }
 
@@ -587,7 +713,7 @@ impl Driver for Crosser {
             assert_eq!((from, n), (self.other, self.expected));
             self.expected += 1;
         }
-        while self.next < self.last {
+        while self.next < self.last.0 {
             match self.port.try_send(self.other, self.next) {
                 Ok(()) => self.next += 1,
                 Err(n) => {
@@ -598,31 +724,34 @@ impl Driver for Crosser {
             }
         }
         self.port.flush();
-        if self.next == self.last && self.expected == self.last { Turn::Stop } else { IDLE }
+        if (self.next, self.expected) == self.last { Turn::Stop } else { IDLE }
     }
 }
 
 /// Lost if it fails: a request between two cores, its order, or both cores asleep for ever.
 fn the_mesh_keeps_order_and_wakes_both_ways_under_two_threads(choice: IoChoice) {
-    const MESSAGES: u64 = 30_000;
-    let dir = tempfile::tempdir().unwrap();
-    let refused = Arc::new(AtomicU64::new(0));
-    let bells = [Bell::new().unwrap(), Bell::new().unwrap()];
-    let wakers: Vec<_> = bells.iter().map(Bell::waker).collect();
-    let mut handles = vec![];
-    for (mut port, bell) in mesh_with_lanes_of::<u64>(2, 8).into_iter().zip(bells) {
-        port.set_wakers(wakers.clone());
-        let (core, refused) = (port.core(), refused.clone());
-        let config = CoreConfig::new(core, dir.path().to_owned(), bell);
-        let other = CoreId(1 - core.0);
-        let make = move |_| Crosser { port, other, next: 0, expected: 0, last: MESSAGES, refused };
-        handles.push(spawn_core(choice, config, make).unwrap());
+    // One way only as well: then nothing but the room in its lane wakes the sender.
+    for messages in [[30_000, 30_000], [30_000, 0]] {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = Arc::new(AtomicU64::new(0));
+        let bells = [Bell::new().unwrap(), Bell::new().unwrap()];
+        let wakers: Vec<_> = bells.iter().map(Bell::waker).collect();
+        let mut handles = vec![];
+        for (mut port, bell) in mesh_with_lanes_of::<u64>(2, 8).into_iter().zip(bells) {
+            port.set_wakers(wakers.clone());
+            let (core, refused) = (port.core(), refused.clone());
+            let config = CoreConfig::new(core, dir.path().to_owned(), bell);
+            let (me, other) = (usize::from(core.0), 1 - usize::from(core.0));
+            let last = (messages[me], messages[other]);
+            let make = move |_| Crosser { port, other: CoreId(other as u16), next: 0, expected: 0, last, refused };
+            handles.push(spawn_core(choice, config, make).unwrap());
+        }
+        eventually("both have sent and received everything", || handles.iter().all(|handle| handle.is_finished()));
+        for handle in handles {
+            handle.join().unwrap();
+        }
+        assert!(refused.load(Ordering::Relaxed) > 0, "no lane was ever full: the test shows less than it says");
     }
-    eventually("both have sent and received everything", || handles.iter().all(|handle| handle.is_finished()));
-    for handle in handles {
-        handle.join().unwrap();
-    }
-    assert!(refused.load(Ordering::Relaxed) > 0, "no lane was ever full: the test shows less than it says");
 }
 
 // ------------------------------------------------------------------------------------------------------- the disk

@@ -338,7 +338,11 @@ mod tests {
             let mut tags = vec![];
             disk.issue(&ring.submitter(), |submission| match submission {
                 Submission::One(entry) => tags.push(entry.get_user_data()),
-                Submission::Linked(first, second) => tags.extend([first.get_user_data(), second.get_user_data()]),
+                Submission::Linked(first, second) => {
+                    let link = squeue::Flags::IO_LINK.bits();
+                    assert!(format!("{first:?}").contains(&format!("flags: {link}")), "{first:?} is not linked");
+                    tags.extend([first.get_user_data(), second.get_user_data()]);
+                }
             });
             tags
         };
