@@ -140,6 +140,7 @@ struct Files {
 }
 
 /// A file without a segment header.
+#[derive(Clone, Copy)]
 struct Headless {
     file: FileId,
     file_bytes: u64,
@@ -393,7 +394,7 @@ impl Walk<'_> {
                 && stop.flip.is_none();
         if self.durable >= next {
             if let Some(headless) = self.continuing(next, chain)? {
-                return Err(self.header_gone(headless, next, later.headers));
+                return Err(self.header_gone(&headless, next, later.headers));
             }
             if nothing_there && segment_has.is_some_and(|has| has != segment_next) {
                 return Err(WalError::MissingSegment {
@@ -459,16 +460,24 @@ impl Walk<'_> {
         Ok(later)
     }
 
-    /// The file without a header whose first group would follow on the log, if there is one. A header is on the media
-    /// before the first group is written; so it was there, and it is not any more.
-    fn continuing(&self, next: Lsn, chain: u32) -> Result<Option<&Headless>, WalError> {
-        for headless in self.files.headless.iter().filter(|h| h.used) {
+    /// The file that has not the header of the group in it, which would follow on the log; if there is one. A header is on
+    /// the media before the first group is written; so it was there, and it is not any more.
+    fn continuing(&self, next: Lsn, chain: u32) -> Result<Option<Headless>, WalError> {
+        let headless = self.files.headless.iter().filter(|h| h.used).map(|h| (*h, None));
+        let replaced = self.files.segments.iter().map(|s| {
+            let headless = Headless { file: s.file, file_bytes: s.file_bytes, blank: false, used: true };
+            (headless, Some(s.header.incarnation))
+        });
+        for (headless, incarnation) in headless.chain(replaced) {
             let blocks = headless.file_bytes / BLOCK_BYTES as u64;
             if blocks < 2 {
                 continue;
             }
             let mut window = Window::new(self.volume, headless.file, headless.file_bytes);
             let header = GroupHeader::read(window.get(FIRST_GROUP_AT, BLOCK_BYTES)?);
+            if incarnation == Some(header.incarnation) {
+                continue;
+            }
             let expected = Expected {
                 incarnation: header.incarnation,
                 lsn: next,
@@ -502,7 +511,7 @@ impl Walk<'_> {
     fn refuse_groups_without_header(&self, next: Lsn, chain: Option<u32>) -> Result<(), WalError> {
         match chain {
             Some(chain) => match self.continuing(next, chain)? {
-                Some(headless) => Err(self.header_gone(headless, next, 0)),
+                Some(headless) => Err(self.header_gone(&headless, next, 0)),
                 None => Ok(()),
             },
             None => {
@@ -524,7 +533,7 @@ impl Walk<'_> {
     }
 
     fn header_gone(&self, headless: &Headless, lsn: Lsn, whole_after: u64) -> WalError {
-        let found = if headless.blank { "zeros" } else { "bytes with a wrong checksum" };
+        let found = if headless.blank { "zeros" } else { "something else" };
         WalError::Damaged(Box::new(Damage {
             file: self.volume.path(headless.file),
             segment: SegmentSeq(0),
