@@ -207,9 +207,9 @@ fn a_missing_segment_refuses_to_start() {
             *whole.volume.files.keys().find(|f| is(f)).expect("four segments")
         })
         .collect();
-    for missing in 0..3 {
+    for (missing, file) in files[..3].iter().enumerate() {
         let mut crashed = whole.clone();
-        crashed.volume.files.remove(&files[missing]);
+        crashed.volume.files.remove(file);
         match refusal(&crashed) {
             WalError::MissingSegment { segment, whole_after, .. } => {
                 assert_eq!(segment, SegmentSeq(missing as u32 + 1));

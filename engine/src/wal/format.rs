@@ -73,8 +73,7 @@ pub struct SegmentHeader {
     pub segment_bytes: u64,
     /// CRC of the group before the first one; 0 before the first of all.
     pub prev_crc: u32,
-    pub reserved: [u8; 36],
-    pub reserved2: u32,
+    pub reserved: [u8; 40],
     pub crc: u32,
 }
 
@@ -190,7 +189,6 @@ impl SegmentHeader {
             segment_bytes: a.segment_bytes.to_native(),
             prev_crc: a.prev_crc.to_native(),
             reserved: a.reserved,
-            reserved2: a.reserved2.to_native(),
             crc: a.crc.to_native(),
         });
         (header.magic == SEGMENT_MAGIC).then_some(header)

@@ -569,8 +569,7 @@ impl Wal {
             durable_lsn: self.durable.0,
             segment_bytes: segment.segment_bytes,
             prev_crc: self.chain,
-            reserved: [0; 36],
-            reserved2: 0,
+            reserved: [0; 40],
             crc: 0,
         };
         let mut block = crate::io::buf::AlignedBuf::zeroed(BLOCK_BYTES);

@@ -177,7 +177,7 @@ impl Host {
                 WalOut::Disk(id, op) => {
                     assert!(self.pending.iter().all(|(other, _)| *other != id), "an operation's id is used twice");
                     if let DiskOp::Write { file, at, buf } = &op {
-                        assert!(*at as usize % BLOCK == 0 && buf.bytes.len() % BLOCK == 0);
+                        assert!((*at as usize).is_multiple_of(BLOCK) && buf.bytes.len().is_multiple_of(BLOCK));
                         let group = (*at > 0).then(|| {
                             let header = GroupHeader::read(&buf.bytes);
                             (header.lsn, header.durable_lsn)
