@@ -5,7 +5,7 @@ mod wal_model;
 use camus_engine::io::FileId;
 use camus_engine::types::{CoreId, Lsn, SegmentSeq};
 use camus_engine::wal::format::{
-    Expected, GROUP_HEADER_BYTES, GroupHeader, RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader,
+    DiskHead, Expected, GROUP_HEADER_BYTES, GroupHeader, RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader,
 };
 use camus_engine::wal::{Damage, Owner, Role, Room, WalError, Why, inspect};
 use wal_model::{BLOCK, Crashed, Host, Rng, config, recover};
@@ -283,7 +283,7 @@ fn a_record_of_an_unknown_kind_refuses_to_start() {
     let (file, group_at, _) = group(&crashed, 1);
     let image = bytes(&mut crashed, file);
     let head = RECORD_HEAD_BYTES + at.at as usize;
-    let mut disk = camus_engine::wal::format::DiskHead::read(&image[at.at as usize..head]);
+    let mut disk = DiskHead::read(&image[at.at as usize..head]);
     disk.kind = 99;
     disk.write(&header.incarnation, at.at, &mut image[at.at as usize..head]);
     let heads_crc = crc32c::crc32c(&image[at.at as usize..head]);
@@ -422,4 +422,49 @@ fn a_group_at_the_wrong_place_is_not_accepted() {
     let expected = Expected { incarnation: header.incarnation, lsn: Lsn(1), prev_crc: header.prev_crc, room: 8192 };
     assert!(expected.group(image, at as u32).is_ok());
     assert!(expected.group(image, 2 * at as u32).is_err(), "heads are bound to their place");
+}
+
+/// Lost if it fails: the history. Groups and files of two histories would be read as one.
+#[test]
+fn a_group_or_a_segment_of_another_history_breaks_the_chain() {
+    let mut host = host();
+    for _ in 0..4 {
+        host.append_durable(b"as it was");
+    }
+    let mut edited = crashed(host);
+    let header = edited.header(FileId(1)).expect("a segment");
+    let (file, at, _) = group(&edited, 2);
+    let image = bytes(&mut edited, file);
+    let (head_at, body_at) = (at + GROUP_HEADER_BYTES, at + GROUP_HEADER_BYTES + RECORD_HEAD_BYTES);
+    image[body_at..body_at + 9].copy_from_slice(b"as it is.");
+    let body = image[body_at..body_at + 9].to_vec();
+    let head = wal_model::batch_head(2);
+    let disk = DiskHead::new(&head, &body, crc32c::crc32c(&body));
+    disk.write(&header.incarnation, head_at as u32, &mut image[head_at..body_at]);
+    let heads_crc = crc32c::crc32c(&image[head_at..body_at]);
+    GroupHeader::read(&image[at..]).write(heads_crc, &mut image[at..at + GROUP_HEADER_BYTES]);
+    let damage = damage(&edited);
+    assert_eq!(damage.lsn, Lsn(3), "the edited group is whole, but the next one follows on another");
+    assert!(damage.found.starts_with("a group that follows on another one"), "{}", damage.found);
+
+    let (mut one, other) = (crashed(four_segments()), {
+        let mut host = self::host();
+        host.append_durable(b"another history");
+        while host.wal.segment_now() < SegmentSeq(4) {
+            host.append_durable(&[9; 9000]);
+        }
+        crashed(host)
+    });
+    let second = |crashed: &Crashed| {
+        let is = |file: &FileId| crashed.header(*file).is_some_and(|h| h.sequence == 2);
+        *crashed.volume.files.keys().find(|f| is(f)).expect("four segments")
+    };
+    let (to, from) = (second(&one), second(&other));
+    let first_lsn = one.header(to).expect("a segment").first_lsn;
+    let mut file = other.volume.files[&from].clone();
+    let foreign = SegmentHeader { first_lsn, ..other.header(from).expect("a segment") };
+    file[..BLOCK].copy_from_slice(&foreign.block());
+    *bytes(&mut one, to) = file;
+    let damage = self::damage(&one);
+    assert_eq!((damage.why, damage.segment, damage.offset), (Why::WrittenSo, SegmentSeq(2), 0));
 }

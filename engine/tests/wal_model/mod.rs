@@ -414,9 +414,15 @@ impl Crashed {
                 continue;
             }
             let Some(bytes) = self.volume.files.get(&w.file) else { continue };
+            let Some(segment) = bytes.get(..BLOCK).and_then(SegmentHeader::read) else { continue };
             let claim = match w.group {
-                Some((_, claim)) => claim,
-                None => SegmentHeader::read(&bytes[..BLOCK]).map_or(0, |header| header.durable_lsn),
+                Some((lsn, claim)) => {
+                    // A write of an earlier life may never have arrived.
+                    let header = GroupHeader::read(&bytes[w.at as usize..]);
+                    let arrived = header.lsn == lsn && header.incarnation == segment.incarnation;
+                    if arrived { claim } else { 0 }
+                }
+                None => segment.durable_lsn,
             };
             claimed = claimed.max(claim);
         }
