@@ -100,7 +100,7 @@ fn the_header_of_a_group_is_what_the_first_version_wrote() {
 fn the_head_of_a_record_is_what_the_first_version_wrote() {
     let body = b"a body of 21 bytes...";
     let mut bytes = [0; RECORD_HEAD_BYTES];
-    DiskHead::new(&head(), body, crc32c::crc32c(body)).write(&incarnation(), 0x0001_2340, &mut bytes);
+    DiskHead::new(&head(), body, crc32c::crc32c(body)).write(&incarnation(), 0x0001_2340, 0, &mut bytes);
     compare("record.hex", include_str!("../src/wal/golden/record.hex"), &bytes);
     assert!(DiskHead::is_whole(&bytes, &incarnation(), 0x0001_2340));
     assert!(!DiskHead::is_whole(&bytes, &incarnation(), 0x0001_2350), "bound to its place");

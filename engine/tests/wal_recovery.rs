@@ -285,8 +285,7 @@ fn a_record_of_an_unknown_kind_refuses_to_start() {
     let head = RECORD_HEAD_BYTES + at.at as usize;
     let mut disk = DiskHead::read(&image[at.at as usize..head]);
     disk.kind = 99;
-    disk.write(&header.incarnation, at.at, &mut image[at.at as usize..head]);
-    let heads_crc = crc32c::crc32c(&image[at.at as usize..head]);
+    let heads_crc = disk.write(&header.incarnation, at.at, 0, &mut image[at.at as usize..head]);
     let group = GroupHeader::read(&image[group_at..]);
     group.write(heads_crc, &mut image[group_at..group_at + GROUP_HEADER_BYTES]);
     let damage = damage(&crashed);
@@ -440,8 +439,7 @@ fn a_group_or_a_segment_of_another_history_breaks_the_chain() {
     let body = image[body_at..body_at + 9].to_vec();
     let head = wal_model::batch_head(2);
     let disk = DiskHead::new(&head, &body, crc32c::crc32c(&body));
-    disk.write(&header.incarnation, head_at as u32, &mut image[head_at..body_at]);
-    let heads_crc = crc32c::crc32c(&image[head_at..body_at]);
+    let heads_crc = disk.write(&header.incarnation, head_at as u32, 0, &mut image[head_at..body_at]);
     GroupHeader::read(&image[at..]).write(heads_crc, &mut image[at..at + GROUP_HEADER_BYTES]);
     let damage = damage(&edited);
     assert_eq!(damage.lsn, Lsn(3), "the edited group is whole, but the next one follows on another");

@@ -6,10 +6,15 @@
 //! a lost bit, putting that one bit back makes *every* checksum of the group right again, and they are independent of
 //! each other. An unfinished write misses a sector, so it has no such bit.
 //!
-//! The chance that an unfinished group looks like a flipped bit is that of two independent checksums both being right by
-//! accident: below 2^-60 for a body (CRC32C decides the place, the 64-bit word sum confirms it), below 2^-50 for heads.
+//! An unfinished group can look like a flipped bit by accident, and then a start is refused that need not be. For a body
+//! two checksums of different kinds must agree (CRC32C decides the place, the 64-bit word sum confirms it): below 2^-60.
+//! For a head there is one kind only, and 768 bits to choose from: below 2^-22, and only if the missing sector holds
+//! nothing but a part of one head. A header lies within a sector. Never the other way round: one flipped bit is always found.
 
-use super::format::{DiskHead, Expected, GROUP_HEADER_BYTES, GroupHeader, RECORD_HEAD_BYTES, le32, word_sum};
+use super::format::{
+    DiskHead, Expected, GROUP_HEADER_BYTES, GROUP_HEADER_COVERED, GroupHeader, RECORD_HEAD_BYTES, RECORD_HEAD_COVERED,
+    le32, word_sum,
+};
 use crc32c::{crc32c, crc32c_append};
 
 /// The bit that, put back, makes a group whole.
@@ -59,13 +64,13 @@ pub fn explain(expected: &Expected, bytes: &[u8], at: u32) -> Option<Flip> {
             }
             only(&mut found, (from + RECORD_HEAD_BYTES + byte, bit))?;
         }
-        heads_crc = crc32c_append(heads_crc, &head_bytes);
+        heads_crc = crc32c_append(heads_crc, &head_bytes[..RECORD_HEAD_COVERED]);
         from += head.record_bytes();
     }
     if from != bytes.len() {
         return None;
     }
-    let wrong = crc32c_append(heads_crc, &header_bytes[..GROUP_HEADER_BYTES - 4]) ^ le32(&header_bytes, 60);
+    let wrong = crc32c_append(heads_crc, &header_bytes[..GROUP_HEADER_COVERED]) ^ le32(&header_bytes, 60);
     if wrong.is_power_of_two() {
         let bit = wrong.trailing_zeros();
         only(&mut found, (60 + bit as usize / 8, (bit % 8) as u8))?;

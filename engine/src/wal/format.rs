@@ -12,7 +12,8 @@
 //!
 //! A CRC is always CRC32C. The group's runs over all record heads, in order, and then over the group's header; a head
 //! holds its body's CRC, so every byte is checksummed once, and one number stands for the whole group: the next group
-//! carries it ("chain"). The word sum of a body is no second defence against decay: it is what tells one flipped bit
+//! carries it ("chain"). It leaves out the heads' and the header's own CRCs: bytes followed by their own CRC bring every
+//! CRC to the same value whatever they are, and the chain would say nothing. The word sum of a body is no second defence against decay: it is what tells one flipped bit
 //! from an unfinished write (`flip.rs`).
 
 use super::record::{RecordHead, RecordKind};
@@ -31,6 +32,9 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const SEGMENT_HEADER_BYTES: usize = 128;
 pub const GROUP_HEADER_BYTES: usize = 64;
 pub const RECORD_HEAD_BYTES: usize = 96;
+/// What of a group's header, and of a record's head, the CRCs cover.
+pub(super) const GROUP_HEADER_COVERED: usize = GROUP_HEADER_BYTES - 8;
+pub(super) const RECORD_HEAD_COVERED: usize = RECORD_HEAD_BYTES - 4;
 /// Records begin at multiples of this in their group.
 pub const RECORD_ALIGN: usize = 16;
 /// Where the first group of a segment lies.
@@ -96,7 +100,7 @@ pub struct GroupHeader {
     pub reserved: u32,
     /// Of this header up to here.
     pub header_crc: u32,
-    /// Of all record heads, then of this header up to here.
+    /// Of all record heads, then of this header, each without its own CRC.
     pub crc: u32,
 }
 
@@ -205,9 +209,9 @@ impl GroupHeader {
         self.header_crc = 0;
         self.crc = 0;
         put!(&self, &mut into[..GROUP_HEADER_BYTES]);
-        let header_crc = crc32c(&into[..GROUP_HEADER_BYTES - 8]);
-        into[GROUP_HEADER_BYTES - 8..GROUP_HEADER_BYTES - 4].copy_from_slice(&header_crc.to_le_bytes());
-        let crc = crc32c_append(heads_crc, &into[..GROUP_HEADER_BYTES - 4]);
+        let header_crc = crc32c(&into[..GROUP_HEADER_COVERED]);
+        into[GROUP_HEADER_COVERED..GROUP_HEADER_BYTES - 4].copy_from_slice(&header_crc.to_le_bytes());
+        let crc = crc32c_append(heads_crc, &into[..GROUP_HEADER_COVERED]);
         into[GROUP_HEADER_BYTES - 4..GROUP_HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
         crc
     }
@@ -232,7 +236,7 @@ impl GroupHeader {
     /// Whether `bytes` begin with a header of which no bit is wrong. A header lies in one sector, so that it is there as a
     /// whole or not at all; the rest of its group may still be missing.
     pub fn is_whole(bytes: &[u8]) -> bool {
-        le32(bytes, 0) == GROUP_MAGIC && crc32c(&bytes[..GROUP_HEADER_BYTES - 8]) == le32(bytes, GROUP_HEADER_BYTES - 8)
+        le32(bytes, 0) == GROUP_MAGIC && crc32c(&bytes[..GROUP_HEADER_COVERED]) == le32(bytes, GROUP_HEADER_COVERED)
     }
 
     /// Bytes on the disk.
@@ -279,12 +283,14 @@ impl DiskHead {
         }
     }
 
-    /// Writes the head for the record at byte `at` of its file.
-    pub fn write(mut self, incarnation: &Incarnation, at: u32, into: &mut [u8]) {
+    /// Writes the head for the record at byte `at` of its file. Returns the CRC of the group's heads up to this one, if
+    /// `heads_crc` is that of those before.
+    pub fn write(mut self, incarnation: &Incarnation, at: u32, heads_crc: u32, into: &mut [u8]) -> u32 {
         self.head_crc = 0;
         put!(&self, &mut into[..RECORD_HEAD_BYTES]);
         let crc = head_crc(&into[..RECORD_HEAD_BYTES], incarnation, at);
-        into[RECORD_HEAD_BYTES - 4..RECORD_HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
+        into[RECORD_HEAD_COVERED..RECORD_HEAD_BYTES].copy_from_slice(&crc.to_le_bytes());
+        crc32c_append(heads_crc, &into[..RECORD_HEAD_COVERED])
     }
 
     /// What these bytes say, whole or not. Compare [`Self::is_whole`] before believing.
@@ -313,7 +319,7 @@ impl DiskHead {
 
     /// Whether `bytes` are a head that was written for this place, with no bit wrong.
     pub fn is_whole(bytes: &[u8], incarnation: &Incarnation, at: u32) -> bool {
-        head_crc(bytes, incarnation, at) == le32(bytes, RECORD_HEAD_BYTES - 4)
+        head_crc(bytes, incarnation, at) == le32(bytes, RECORD_HEAD_COVERED)
     }
 
     /// Bytes of the record in its group: head, body, padding.
@@ -352,7 +358,7 @@ impl DiskHead {
 }
 
 fn head_crc(bytes: &[u8], incarnation: &Incarnation, at: u32) -> u32 {
-    crc32c_append(place_crc(incarnation, at), &bytes[..RECORD_HEAD_BYTES - 4])
+    crc32c_append(place_crc(incarnation, at), &bytes[..RECORD_HEAD_COVERED])
 }
 
 /// Bytes of a record with this body in its group: head, body, padding.
@@ -479,13 +485,13 @@ impl Expected {
             if crc32c(body) != head.body_crc {
                 return Err(GroupFault::BodyCrc { record });
             }
-            heads_crc = crc32c_append(heads_crc, head_bytes);
+            heads_crc = crc32c_append(heads_crc, &head_bytes[..RECORD_HEAD_COVERED]);
             from += head.record_bytes();
         }
         if from != bytes.len() {
             return Err(GroupFault::Records { bytes: header.bytes, found: from as u64 });
         }
-        if crc32c_append(heads_crc, &bytes[..GROUP_HEADER_BYTES - 4]) != header.crc {
+        if crc32c_append(heads_crc, &bytes[..GROUP_HEADER_COVERED]) != header.crc {
             return Err(GroupFault::GroupCrc);
         }
         Ok(WholeGroup { header, bytes, at })
@@ -512,5 +518,44 @@ impl<'a> WholeGroup<'a> {
 
     pub fn segment(&self) -> SegmentSeq {
         SegmentSeq(self.header.segment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(lsn: u64, durable_lsn: u64, prev_crc: u32, count: u32, body: &[u8]) -> u32 {
+        let mut head = RecordHead::new(RecordKind::Batch, ShardId(1));
+        head.count = count;
+        let mut bytes = [0; GROUP_HEADER_BYTES + RECORD_HEAD_BYTES];
+        let disk = DiskHead::new(&head, body, crc32c(body));
+        let heads_crc = disk.write(&[7; 16], 64, 0, &mut bytes[GROUP_HEADER_BYTES..]);
+        let header = GroupHeader {
+            magic: GROUP_MAGIC,
+            bytes: (bytes.len() + body.len()) as u32,
+            records: 1,
+            segment: 1,
+            incarnation: [7; 16],
+            lsn,
+            durable_lsn,
+            prev_crc,
+            reserved: 0,
+            header_crc: 0,
+            crc: 0,
+        };
+        header.write(heads_crc, &mut bytes[..GROUP_HEADER_BYTES])
+    }
+
+    /// Lost if it fails: the chain. Bytes that end with their own CRC have the same CRC whatever they are.
+    #[test]
+    fn the_crc_of_a_group_depends_on_everything_in_it() {
+        let one = group(2, 1, 3, 4, b"body");
+        assert_ne!(one, group(3, 1, 3, 4, b"body"));
+        assert_ne!(one, group(2, 0, 3, 4, b"body"));
+        assert_ne!(one, group(2, 1, 2, 4, b"body"));
+        assert_ne!(one, group(2, 1, 3, 5, b"body"));
+        assert_ne!(one, group(2, 1, 3, 4, b"Body"));
+        assert_eq!(one, group(2, 1, 3, 4, b"body"));
     }
 }

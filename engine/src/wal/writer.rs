@@ -23,7 +23,7 @@ use crate::limits::{
 };
 use crate::types::{CoreId, Lsn, Mono, SegmentSeq};
 use bytes::Bytes;
-use crc32c::{crc32c, crc32c_append};
+use crc32c::crc32c;
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -416,8 +416,7 @@ impl Wal {
             }
             None => crc32c(body),
         };
-        DiskHead::new(&head, body, crc).write(&open.incarnation, at, head_bytes);
-        open.heads_crc = crc32c_append(open.heads_crc, head_bytes);
+        open.heads_crc = DiskHead::new(&head, body, crc).write(&open.incarnation, at, open.heads_crc, head_bytes);
         open.bytes += record;
         open.records += 1;
         assert!(open.bytes <= open.limit, "a record that fits does not pass the limit");

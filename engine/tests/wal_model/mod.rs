@@ -393,8 +393,8 @@ impl Crashed {
         }
         let kept: Vec<Record> = self.records.into_iter().filter(|r| r.lsn <= report.last).collect();
         let mut host = Host::over(self.config, self.volume, seed).expect("recovered just now");
-        let missing = kept.len() - host.records.len();
-        host.records = kept[missing..].to_vec();
+        // Those of released segments too: until a header says that they are not needed, they may be found again.
+        host.records = kept;
         host.needed = self.needed;
         host.written = self.written;
         host.written.iter_mut().for_each(|w| w.completed = true);
