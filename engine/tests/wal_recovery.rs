@@ -261,10 +261,10 @@ fn the_log_of_another_cluster_core_or_version_is_refused() {
     let mut host = host();
     host.append_durable(b"mine");
     let crashed = crashed(host);
-    let mut other = crashed.config;
+    let mut other = crashed.config.clone();
     other.cluster[3] ^= 1;
     assert!(matches!(recover(other, &crashed.volume).err(), Some(WalError::WrongCluster { .. })));
-    let mut other = crashed.config;
+    let mut other = crashed.config.clone();
     other.core = CoreId(4);
     assert!(matches!(recover(other, &crashed.volume).err(), Some(WalError::WrongCore { expected: 4, found: 3, .. })));
     let mut newer = crashed.clone();

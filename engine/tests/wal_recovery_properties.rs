@@ -46,7 +46,11 @@ fn play(host: &mut Host, steps: &[Step], rng: &mut Rng) {
         match *step {
             Step::Append { bytes, kind } => {
                 let body = body(rng, bytes, kind);
-                host.append(&body);
+                if kind == 3 {
+                    host.append_in_parts(&body);
+                } else {
+                    host.append(&body);
+                }
             }
             Step::Turn => host.turn(),
             Step::Complete(i) => {

@@ -130,6 +130,26 @@ fn appends_wait_when_the_buffers_are_spent_and_go_on_when_they_are_free() {
     host.append_durable(&[6; 500_000]);
 }
 
+/// Lost if it fails: the process, when a record that was promised room beside another one finds none.
+#[test]
+fn what_was_promised_as_one_may_be_appended_in_parts() {
+    let mut host = host(32 * BLOCK, 6);
+    let mut rng = Rng(4);
+    let mut appended = 0;
+    for _ in 0..3000 {
+        let body = vec![1; rng.below(40_000)];
+        appended += u32::from(host.append_in_parts(&body).is_some());
+        if rng.below(3) == 0 {
+            host.turn();
+        }
+        if rng.below(3) == 0 && !host.pending.is_empty() {
+            host.complete(rng.below(host.pending.len()));
+        }
+        host.release(host.wal.segment_now());
+    }
+    assert!(appended > 500, "{appended}");
+}
+
 /// Lost if it fails: a segment's groups, if the power goes before its header is on the media.
 #[test]
 fn no_group_is_submitted_before_its_segments_header_is_durable() {

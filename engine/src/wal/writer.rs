@@ -32,7 +32,7 @@ use std::time::Duration;
 const CHUNK_REST_MIN: usize = WAL_CHUNK_BYTES / 16;
 
 /// What a log is opened with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WalConfig {
     pub cluster: [u8; 16],
     pub core: CoreId,
@@ -142,6 +142,8 @@ pub struct Wal {
     quiet_since: Mono,
     /// Bytes that an append had to wait for: the cache makes room for them.
     wanted_bytes: Cell<usize>,
+    /// The largest room that was promised in this turn and not used yet, record heads included.
+    asked_bytes: Cell<usize>,
     poisoned: bool,
 }
 
@@ -232,7 +234,8 @@ impl Wal {
         assert!(config.segment_bytes <= u64::from(u32::MAX), "a place in a segment is 32 bits");
         assert!(config.segments_max >= 3, "one segment to write, one to go on with, one in reserve");
         assert!(pool.budget_bytes() >= POOL_BYTES_MIN, "a WAL needs {POOL_BYTES_MIN} bytes of buffers");
-        let owner = Owner { cluster: Some(config.cluster), core: Some(config.core) };
+        let (cache_bytes, owner) =
+            (config.cache_bytes, Owner { cluster: Some(config.cluster), core: Some(config.core) });
         let scan = recovery::scan(volume, owner, true, &mut |segment, group| {
             for (head, body, at) in group.records() {
                 let len = u32::try_from(body.len()).expect("a body is at most WAL_RECORD_BYTES_MAX");
@@ -257,7 +260,7 @@ impl Wal {
         let mut wal = Wal {
             config,
             pool,
-            cache: TailCache::new(config.cache_bytes),
+            cache: TailCache::new(cache_bytes),
             incarnation_seed,
             live,
             place: None,
@@ -285,6 +288,7 @@ impl Wal {
             next_op: 0,
             quiet_since: Mono(0),
             wanted_bytes: Cell::new(0),
+            asked_bytes: Cell::new(0),
             poisoned: false,
         };
         let mut unknown = Vec::new();
@@ -324,14 +328,17 @@ impl Wal {
 
     /// Whether a record with a body of this many bytes can be appended now. Keeps one segment in reserve for
     /// [`Self::room_for_reserved`]. A body above [`Self::record_bytes_max`] never finds space.
+    ///
+    /// After a `Yes` several smaller records may be appended in the same turn instead: each counts its body, rounded up to
+    /// 16, and, except for the first, 96 bytes more.
     pub fn room_for(&self, body_bytes: usize) -> Room {
-        self.room(body_bytes, 2)
+        self.ask(body_bytes, 2)
     }
 
     /// As [`Self::room_for`], but may use the last spare segment: for what frees space, or must not wait for it (trims,
     /// snapshots, Raft's hard state).
     pub fn room_for_reserved(&self, body_bytes: usize) -> Room {
-        self.room(body_bytes, 1)
+        self.ask(body_bytes, 1)
     }
 
     /// The largest body that this log can ever take.
@@ -343,14 +350,23 @@ impl Wal {
         WAL_RECORD_BYTES_MAX.min(segment).min(pool)
     }
 
-    fn room(&self, body_bytes: usize, spares_needed: usize) -> Room {
-        if self.poisoned {
-            return Room::Wait;
-        }
+    fn ask(&self, body_bytes: usize, spares_needed: usize) -> Room {
         if body_bytes > self.record_bytes_max() {
             return Room::NoSpace;
         }
         let record = record_bytes(body_bytes);
+        let room = self.room(record, spares_needed);
+        if room == Room::Yes {
+            self.asked_bytes.set(self.asked_bytes.get().max(record));
+        }
+        room
+    }
+
+    /// For a record of this many bytes, its head included.
+    fn room(&self, record: usize, spares_needed: usize) -> Room {
+        if self.poisoned {
+            return Room::Wait;
+        }
         if self.open.as_ref().is_some_and(|open| open.fits(record)) {
             return Room::Yes;
         }
@@ -389,12 +405,16 @@ impl Wal {
     /// When [`Self::room_for_reserved`] is not [`Room::Yes`].
     pub fn append(&mut self, head: RecordHead, parts: &[&[u8]], crc: Option<u32>) -> (Lsn, RecordAt) {
         let body_bytes = parts.iter().map(|part| part.len()).sum();
-        let room = self.room_for_reserved(body_bytes);
-        assert!(room == Room::Yes, "no room for {body_bytes} bytes: {room:?}");
+        assert!(body_bytes <= self.record_bytes_max(), "a body of {body_bytes} bytes");
         let record = record_bytes(body_bytes);
-        if !self.open.as_ref().is_some_and(|open| open.fits(record)) {
+        let room = self.room(record, 1);
+        assert!(room == Room::Yes, "no room for {body_bytes} bytes: {room:?}");
+        // What was asked for goes into one group, also if it comes in parts: so the last part has room as well.
+        let asked = self.asked_bytes.replace(self.asked_bytes.get().saturating_sub(record));
+        let whole = if asked > record && self.room(asked, 1) == Room::Yes { asked } else { record };
+        if !self.open.as_ref().is_some_and(|open| open.fits(whole)) {
             self.close();
-            self.open_group(record);
+            self.open_group(whole);
         }
         let open = self.open.as_mut().expect("just opened");
         let from = open.bytes;
@@ -500,6 +520,7 @@ impl Wal {
         if self.poisoned {
             return;
         }
+        self.asked_bytes.set(0);
         if self.place.is_none() && !self.spares.is_empty() {
             self.begin_segment();
         }

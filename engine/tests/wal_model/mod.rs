@@ -148,7 +148,7 @@ impl Host {
 
     /// Starts on what a disk holds. What it finds is what it must keep from now on.
     pub fn over(config: WalConfig, volume: Volumes, seed: u64) -> Result<Host, WalError> {
-        let (wal, report, records) = recover_seeded(config, &volume, seed)?;
+        let (wal, report, records) = recover_seeded(config.clone(), &volume, seed)?;
         let mut host = Host {
             acknowledged: wal.durable(),
             wal,
@@ -206,6 +206,16 @@ impl Host {
             return None;
         }
         Some(self.append_reserved(body))
+    }
+
+    /// A record of its own for the first third, when room for both was promised as one.
+    pub fn append_in_parts(&mut self, body: &[u8]) -> Option<RecordAt> {
+        if self.wal.room_for(body.len() + 128) != Room::Yes {
+            return None;
+        }
+        let cut = body.len() / 3;
+        self.append_reserved(&body[..cut]);
+        Some(self.append_reserved(&body[cut..]))
     }
 
     pub fn append_reserved(&mut self, body: &[u8]) -> RecordAt {
@@ -382,7 +392,7 @@ impl Crashed {
     }
 
     pub fn recover(&self) -> Result<(Wal, RecoveryReport, Vec<Record>), WalError> {
-        recover(self.config, &self.volume)
+        recover(self.config.clone(), &self.volume)
     }
 
     /// Recovers, compares, goes on.
