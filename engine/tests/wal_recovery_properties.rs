@@ -71,6 +71,7 @@ fn play(host: &mut Host, steps: &[Step], rng: &mut Rng) {
             }
         }
     }
+    host.check_reads();
 }
 
 /// A host that has lived through these histories, each but the last ended by a crash, and then crashed.

@@ -52,8 +52,11 @@ impl TailCache {
     pub fn body(&self, at: RecordAt) -> Option<Bytes> {
         let after = self.groups.partition_point(|g| (g.segment, g.at) <= (at.segment, at.at));
         let group = &self.groups[after.checked_sub(1)?];
+        if group.segment != at.segment {
+            return None;
+        }
         let from = (at.at - group.at) as usize;
-        if group.segment != at.segment || from >= group.bytes.len() {
+        if from >= group.bytes.len() {
             return None;
         }
         let head = DiskHead::read(&group.bytes[from..from + RECORD_HEAD_BYTES]);

@@ -298,6 +298,22 @@ impl Host {
         self.collect();
     }
 
+    /// Every record that is there is read as it was written, from memory and from the disk.
+    pub fn check_reads(&self) {
+        for record in self.records.iter().filter(|r| r.at.segment >= self.needed) {
+            let at = record.at;
+            if let Some(body) = self.wal.cached(at) {
+                assert_eq!(body, record.body);
+            }
+            if record.lsn <= self.acknowledged {
+                let (file, from, len) = self.wal.read_plan(at);
+                let read = Bytes::copy_from_slice(&self.volume.files[&file][from as usize..][..len as usize]);
+                let (head, body) = self.wal.extract(at, &read).expect("what is durable can be read");
+                assert_eq!((head, &body[..]), (record.head, &record.body[..]));
+            }
+        }
+    }
+
     /// The power goes. What is in flight may be there in parts.
     pub fn crash(self, rng: &mut Rng) -> Crashed {
         let mut volume = self.volume;
