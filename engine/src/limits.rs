@@ -24,6 +24,15 @@ pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
 /// Segments that wait for use, pre-written. Surplus files are deleted.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
 
+/// Raft messages with entries that are under way to one follower. A deep pipeline defeats batching (docs/adr/0003).
+pub const REPLICA_INFLIGHT_MESSAGES_MAX: usize = 4;
+/// Entries of one Raft message that are read back from the log.
+pub const REPLICA_MESSAGE_ENTRIES_MAX: usize = 256;
+/// Entries of a shard that are proposed and not committed.
+pub const REPLICA_UNCOMMITTED_ENTRIES_MAX: usize = 65_536;
+/// Entries whose length and checksum a replica with followers keeps in memory. Older ones are looked up in the WAL.
+pub const REPLICA_TAIL_ENTRIES_MAX: usize = 4096;
+
 /// A request frame, bytes: Kafka's `socket.request.max.bytes` default.
 pub const FRAME_BYTES_MAX: usize = 100 * 1024 * 1024;
 /// Default of `message.max.bytes`: a record batch, Kafka's default.
