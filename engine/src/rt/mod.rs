@@ -16,6 +16,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
+pub mod mesh;
 pub mod wake;
 pub use wake::Waker;
 
