@@ -267,24 +267,26 @@ impl LogView {
     }
 
     fn entry(&self, index: Index) -> eraftpb::Entry {
-        let mut entry = eraftpb::Entry::default();
-        entry.index = index.0;
-        entry.term = self.term_of(index).expect("the range was checked").0;
         let back = (self.last.0 - index.0) as usize;
         let known = self.tail.len().checked_sub(back + 1).map(|at| self.tail[at].encode());
-        entry.data = known.map_or_else(|| IN_THE_WAL.into(), Into::into);
-        entry
+        eraftpb::Entry {
+            index: index.0,
+            term: self.term_of(index).expect("the range was checked").0,
+            data: known.map_or_else(|| IN_THE_WAL.into(), Into::into),
+            ..eraftpb::Entry::default()
+        }
     }
 }
 
 impl Storage for LogView {
     fn initial_state(&self) -> raft::Result<RaftState> {
-        let mut hard_state = eraftpb::HardState::default();
-        hard_state.term = self.initial.term.0;
-        hard_state.vote = self.initial.vote;
-        hard_state.commit = self.initial.commit.0;
-        let mut members = eraftpb::ConfState::default();
-        members.voters = self.voters.clone();
+        let hard_state = eraftpb::HardState {
+            term: self.initial.term.0,
+            vote: self.initial.vote,
+            commit: self.initial.commit.0,
+            ..eraftpb::HardState::default()
+        };
+        let members = eraftpb::ConfState { voters: self.voters.clone(), ..eraftpb::ConfState::default() };
         Ok(RaftState::new(hard_state, members))
     }
 

@@ -116,32 +116,32 @@ impl Message {
     }
 
     pub(super) fn into_raft(self) -> eraftpb::Message {
-        let mut message = eraftpb::Message::default();
-        message.set_msg_type(self.kind.to_raft());
-        message.from = self.from;
-        message.to = self.to;
-        message.term = self.term.0;
-        message.log_term = self.log.term.0;
-        message.index = self.log.index.0;
         let entries: Vec<_> = self
             .entries
             .iter()
-            .map(|e| {
-                let mut entry = eraftpb::Entry::default();
-                entry.term = e.id.term.0;
-                entry.index = e.id.index.0;
-                entry.data = e.about.expect("checked where the message came in").encode().into();
-                entry
+            .map(|e| eraftpb::Entry {
+                term: e.id.term.0,
+                index: e.id.index.0,
+                data: e.about.expect("checked where the message came in").encode().into(),
+                ..eraftpb::Entry::default()
             })
             .collect();
-        message.set_entries(entries.into());
-        message.commit = self.commit.0;
-        message.commit_term = self.commit_term.0;
-        message.reject = self.reject;
-        message.reject_hint = self.reject_hint.0;
-        message.context = self.context.into();
-        message.priority = self.priority;
-        message
+        eraftpb::Message {
+            msg_type: self.kind.to_raft(),
+            from: self.from,
+            to: self.to,
+            term: self.term.0,
+            log_term: self.log.term.0,
+            index: self.log.index.0,
+            entries: entries.into(),
+            commit: self.commit.0,
+            commit_term: self.commit_term.0,
+            reject: self.reject,
+            reject_hint: self.reject_hint.0,
+            context: self.context.into(),
+            priority: self.priority,
+            ..eraftpb::Message::default()
+        }
     }
 }
 
