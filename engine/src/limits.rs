@@ -94,3 +94,14 @@ const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
 const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
+
+/// Reads of the WAL's files at the disk at once, per core.
+pub const DISK_READS_IN_FLIGHT_MAX: usize = 32;
+/// One read of the disk: a run of neighbouring batches.
+pub const DISK_READ_BYTES_MAX: u64 = 1024 * 1024;
+/// What lies between two batches of a run and is read for nothing, at most.
+pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
+
+/// One part of a shard's snapshot: it must fit into a group beside other records.
+pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 * 1024;
+const _: () = assert!(SNAPSHOT_PART_BYTES_MAX <= WAL_GROUP_BYTES_MAX / 2);
