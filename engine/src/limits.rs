@@ -96,7 +96,8 @@ const _: () = assert!(WAL_CHUNK_BYTES >= WAL_GROUP_BYTES_MAX);
 const _: () = assert!(WAL_SEGMENT_BYTES >= 2 * WAL_RECORD_BYTES_MAX as u64);
 const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);
-const _: () = assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
+const _: () =
+    assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
 const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
 
 /// Reads of the WAL's files at the disk at once, per core.

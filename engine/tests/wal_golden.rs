@@ -5,6 +5,7 @@
 
 mod wal_model;
 
+use camus_engine::io::RealVolume;
 use camus_engine::io::{DiskOp, FileId};
 use camus_engine::types::{
     Index, Lsn, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, ShardId, Term, WallMs,
@@ -12,7 +13,7 @@ use camus_engine::types::{
 use camus_engine::wal::format::{
     DiskHead, FORMAT_VERSION, GROUP_MAGIC, GroupHeader, RECORD_HEAD_BYTES, SEGMENT_MAGIC, SegmentHeader,
 };
-use camus_engine::wal::{RecordHead, RecordKind};
+use camus_engine::wal::{Owner, RecordHead, RecordKind, Wal, inspect};
 use wal_model::{BLOCK, Host, Volumes, config, recover};
 
 const SEGMENT_BYTES: u64 = 64 * 1024;
@@ -141,6 +142,28 @@ fn a_log_of_the_first_version_is_read_and_written_byte_by_byte() {
     let bodies: Vec<&[u8]> = found.iter().map(|r| &r.body[..]).collect();
     assert_eq!(bodies, [b"the first record".as_slice(), b"", &[0xab; 4100]]);
     assert_eq!(found[1].head, wal_model::batch_head(2));
+}
+
+/// Lost if it fails: the way from the format to a real directory.
+#[test]
+fn the_same_log_is_read_from_a_real_directory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut image = include_bytes!("../src/wal/golden/log.wal").to_vec();
+    image.resize(SEGMENT_BYTES as usize, 0);
+    std::fs::write(dir.path().join("000001.wal"), &image).expect("written");
+    let volume = RealVolume::open(dir.path(), true).expect("opened");
+    let report = inspect::verify(&volume, Owner::default());
+    assert_eq!((report.refusal, report.groups, report.records), (None, 3, 3));
+    let mut bodies = 0;
+    let (wal, _) = Wal::recover(config(SEGMENT_BYTES, 4), &volume, wal_model::pool(), 9, &mut |_, body, _| {
+        bodies += body.len();
+    })
+    .expect("whole");
+    assert_eq!((bodies, wal.durable()), (16 + 4100, Lsn(3)));
+    image[4096 + 170] ^= 1;
+    std::fs::write(dir.path().join("000001.wal"), &image).expect("written");
+    let refusal = inspect::verify(&volume, Owner::default()).refusal.expect("damaged").to_string();
+    assert!(refusal.contains("000001.wal, byte 4266 (segment 1, LSN 1)"), "{refusal}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod wal_model;
 
-use camus_engine::io::{DiskDone, DiskErrorKind, DiskOk, DiskOp, FileId};
+use camus_engine::io::{DiskDone, DiskError, DiskErrorKind, DiskOk, DiskOp, FileId};
 use camus_engine::limits::{WAL_CHUNK_BYTES, WAL_GROUP_BYTES_MAX, WAL_GROUPS_IN_FLIGHT_MAX};
 use camus_engine::types::{Lsn, SegmentSeq};
 use camus_engine::wal::format::GroupHeader;
@@ -274,6 +274,14 @@ fn a_failed_write_poisons_the_log_for_ever() {
     let mut host = Host::new(config(16 * BLOCK as u64, 4));
     host.fail(0, DiskErrorKind::Io);
     assert!(host.poisoned.is_some(), "a device that can not prepare a file is not trusted with a log");
+
+    let mut host = Host::new(config(16 * BLOCK as u64, 4));
+    let (op, _) = host.pending.remove(0);
+    let detail = "the core is stopping".to_owned();
+    let stopped = DiskError { kind: DiskErrorKind::Io, what: "prepare", file: FileId(1), at: 0, errno: None, detail };
+    host.wal.disk_done(host.now, DiskDone { op, result: Err(stopped) }, &mut host.out);
+    host.collect();
+    assert_eq!(host.poisoned, None, "a stop is no failure of the disk");
 }
 
 /// Lost if it fails: the copy that a fetch at the tail is spared.

@@ -37,11 +37,18 @@ const SNAPSHOT_VERSION: u8 = 1;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Propose it with these offsets, then call [`Partition::proposed`].
-    Append { base_offset: Offset },
+    Append {
+        base_offset: Offset,
+    },
     /// It is in the log; with LogAppendTime, since when.
-    Duplicate { base_offset: Offset, append_time: Option<WallMs> },
+    Duplicate {
+        base_offset: Offset,
+        append_time: Option<WallMs>,
+    },
     /// It was proposed as this entry: answer when that commits ([`CommittedBatch`] is the answer), refuse if it is lost.
-    AwaitOriginal { index: Index },
+    AwaitOriginal {
+        index: Index,
+    },
     Refuse(Refusal),
 }
 

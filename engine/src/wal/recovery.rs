@@ -168,7 +168,7 @@ impl Files {
                 headless.push(Headless { file, file_bytes, blank: true, used: false });
                 continue;
             }
-            let mut window = Window::new(volume, file, file_bytes);
+            let mut window = Window::narrow(volume, file, file_bytes);
             let block = window.get(0, BLOCK_BYTES)?;
             let blank = block.iter().all(|b| *b == 0);
             let Some(header) = SegmentHeader::read(&block[..SEGMENT_HEADER_BYTES]) else {
@@ -473,7 +473,7 @@ impl Walk<'_> {
             if blocks < 2 {
                 continue;
             }
-            let mut window = Window::new(self.volume, headless.file, headless.file_bytes);
+            let mut window = Window::narrow(self.volume, headless.file, headless.file_bytes);
             let header = GroupHeader::read(window.get(FIRST_GROUP_AT, BLOCK_BYTES)?);
             if incarnation == Some(header.incarnation) {
                 continue;
@@ -496,7 +496,7 @@ impl Walk<'_> {
     /// The file without a header whose first group says that it is of this segment, and that group's LSN.
     fn headless_segment(&self, segment: SegmentSeq) -> Result<Option<(&Headless, Lsn)>, WalError> {
         for headless in self.files.headless.iter().filter(|h| h.used && h.file_bytes >= 2 * BLOCK_BYTES as u64) {
-            let mut window = Window::new(self.volume, headless.file, headless.file_bytes);
+            let mut window = Window::narrow(self.volume, headless.file, headless.file_bytes);
             let block = window.get(FIRST_GROUP_AT, BLOCK_BYTES)?;
             let header = GroupHeader::read(block);
             if GroupHeader::is_whole(block) && header.segment == segment.0 {
@@ -606,12 +606,20 @@ struct Window<'a> {
     end: u64,
     at: u64,
     bytes: AlignedVec<BLOCK_BYTES>,
+    /// Bytes read at once, at least.
+    ahead: usize,
 }
 
 impl<'a> Window<'a> {
+    /// For all of a file.
     fn new(volume: &'a dyn Volume, file: FileId, file_bytes: u64) -> Window<'a> {
+        Window { ahead: WINDOW_BYTES, ..Window::narrow(volume, file, file_bytes) }
+    }
+
+    /// For a block or two.
+    fn narrow(volume: &'a dyn Volume, file: FileId, file_bytes: u64) -> Window<'a> {
         let end = file_bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        Window { volume, file, end, at: 0, bytes: AlignedVec::new() }
+        Window { volume, file, end, at: 0, bytes: AlignedVec::new(), ahead: BLOCK_BYTES }
     }
 
     /// `len` bytes from `at`: both whole blocks, inside the file.
@@ -619,7 +627,7 @@ impl<'a> Window<'a> {
         assert!(at + len as u64 <= self.end, "{len} bytes at {at} of a file of {}", self.end);
         let held = self.at..self.at + self.bytes.len() as u64;
         if at < held.start || at + len as u64 > held.end {
-            let bytes = (self.end - at).min(WINDOW_BYTES.max(len) as u64) as usize;
+            let bytes = (self.end - at).min(self.ahead.max(len) as u64) as usize;
             self.bytes.clear();
             self.bytes.resize(bytes, 0);
             self.volume

@@ -664,7 +664,8 @@ impl Wal {
                 self.no_space = false;
                 self.spares.push_back(file);
             }
-            (Doing::Prepare(_), Err(error)) if error.kind == DiskErrorKind::NoSpace => {
+            // No space, or (without an errno) the disk gave up half way because the core stops: neither touches the log.
+            (Doing::Prepare(_), Err(error)) if error.kind == DiskErrorKind::NoSpace || error.errno.is_none() => {
                 self.preparing = false;
                 self.disk_bytes -= self.config.segment_bytes;
                 self.no_space = true;

@@ -365,7 +365,7 @@ impl Host {
 }
 
 fn error(kind: DiskErrorKind, file: FileId) -> DiskError {
-    DiskError { kind, what: "write", file, at: 0, errno: None, detail: "told to".to_owned() }
+    DiskError { kind, what: "write", file, at: 0, errno: Some(5), detail: "told to".to_owned() }
 }
 
 /// What is left of a host.
