@@ -43,6 +43,7 @@ fn body(rng: &mut Rng, bytes: usize, kind: u8) -> Vec<u8> {
 
 fn play(host: &mut Host, steps: &[Step], rng: &mut Rng) {
     for step in steps {
+        host.check_files();
         match *step {
             Step::Append { bytes, kind } => {
                 let body = body(rng, bytes, kind);

@@ -298,6 +298,13 @@ impl Host {
         self.collect();
     }
 
+    /// The disk holds no more files than it may.
+    pub fn check_files(&self) {
+        let preparing = self.pending.iter().filter(|(_, op)| matches!(op, DiskOp::Prepare { .. })).count();
+        let files = self.volume.files.len() + preparing;
+        assert!(files <= self.config.segments_max, "{files} files");
+    }
+
     /// Every record that is there is read as it was written, from memory and from the disk.
     pub fn check_reads(&self) {
         for record in self.records.iter().filter(|r| r.at.segment >= self.needed) {
