@@ -31,11 +31,7 @@ pub struct RecordMeta {
 /// Visits the records of a batch in order, and checks all of each: lengths exact, deltas 0, 1, 2 ..., as many as the
 /// header says, nothing behind them. `records` is the batch without its header. A visitor that breaks ends the walk
 /// and with it the checks.
-pub fn walk(
-    head: &BatchHead,
-    records: &[u8],
-    visit: impl FnMut(RecordMeta) -> ControlFlow<()>,
-) -> Result<(), Refusal> {
+pub fn walk(head: &BatchHead, records: &[u8], visit: impl FnMut(RecordMeta) -> ControlFlow<()>) -> Result<(), Refusal> {
     let Some(codec) = head.codec() else { return Err(Refusal::UnsupportedCodec) };
     if head.count <= 0 {
         return Err(Refusal::Invalid { why: "the batch has no records", indexes: Vec::new() });
@@ -306,7 +302,8 @@ impl<S: Source> Body<'_, S> {
         if length == -1 {
             return Ok(false);
         }
-        let length = usize::try_from(length).map_err(|_| Fault::Record("a field of the record has a negative length"))?;
+        let length =
+            usize::try_from(length).map_err(|_| Fault::Record("a field of the record has a negative length"))?;
         self.left = self.left.checked_sub(length).ok_or(OVER_THE_END)?;
         self.source.skip(length)?;
         Ok(true)
