@@ -98,7 +98,7 @@ impl Leader {
     }
 
     /// What a restart would make of a snapshot behind the first `below` batches, and the rest.
-    fn from_snapshot(&self, below: usize) -> Partition {
+    fn restored_behind(&self, below: usize) -> Partition {
         let mut before = Partition::new(PARTITION);
         for (head, at) in &self.wal[..below] {
             before.recovered(head, *at);
@@ -309,7 +309,7 @@ fn a_retry_is_told_the_originals_append_time() {
     let want = Verdict::Duplicate { base_offset: Offset(0), append_time: Some(WallMs(5000)) };
     assert_eq!(leader.send_head(&retry), want);
     assert_eq!(leader.rebuilt().check(&retry), want);
-    assert_eq!(leader.from_snapshot(1).check(&retry), want);
+    assert_eq!(leader.restored_behind(1).check(&retry), want);
 }
 
 #[test]
@@ -486,7 +486,7 @@ proptest! {
             }
         }
         let below = cut.index(leader.wal.len() + 1);
-        let mut restored = leader.from_snapshot(below);
+        let mut restored = leader.restored_behind(below);
         restored.trim(leader.partition.log_start()).unwrap();
         leader.lose_leadership();
         prop_assert_eq!(bytes(&leader.partition), bytes(&restored));
