@@ -197,6 +197,10 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
             Ok(_) => panic!("{codec}: taken, limit {limit}"),
         }
     }
+    // A million bytes of gzip members that hold nothing: each costs a decoder.
+    let nothing = pack(1, b"");
+    let members = nothing.repeat(1_000_000 / nothing.len());
+    assert_eq!(kind(check(&Batch { codec: 1, payload: Some(members), ..one() })), Kind::Invalid);
     // A snappy block that announces 4 GB.
     let block = [0xff, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x00];
     assert_eq!(kind(check(&Batch { codec: 2, payload: Some(block.to_vec()), ..one() })), Kind::Invalid);
