@@ -59,6 +59,12 @@ fn number(n: i64) -> Vec<u8> {
     out
 }
 
+/// Two records, the first of which says that it has the bytes of both.
+fn swallowing() -> Bytes {
+    let bodies = [&number(13)[..], &[0, 0, 0, 1, 1, 0], &number(6), &[0, 0, 2, 1, 1, 0]].concat();
+    Batch { payload: Some(bodies), ..two() }.bytes()
+}
+
 #[test]
 fn every_bad_batch_is_refused_with_its_code() {
     use Kind::*;
@@ -117,6 +123,8 @@ fn every_bad_batch_is_refused_with_its_code() {
         ("header count -3", payload(&[&number(6), &[0, 0, 0, 1, 1], &number(-3)]).bytes(), Invalid),
         ("header without name", payload(&[&number(8), &[0, 0, 0, 1, 1], &number(1), &[1, 1]]).bytes(), Invalid),
         ("record with a byte more", payload(&[&number(7), &[0, 0, 0, 1, 1, 0, 0]]).bytes(), Invalid),
+        ("record whose length covers the next", swallowing(), Invalid),
+        ("varint of 36 bits", payload(&[&[0x8c, 0x80, 0x80, 0x80, 0x10], &[0, 0, 0, 1, 1, 0]]).bytes(), Invalid),
         ("varint without end", payload(&[&[0xff; 20]]).bytes(), Invalid),
         ("varint of 33 bits", payload(&[&[0xff, 0xff, 0xff, 0xff, 0x1f], &[0; 20]]).bytes(), Invalid),
         ("time overflows", Batch::of(vec![at(1), at(i64::MIN)]).bytes(), Invalid),
@@ -230,6 +238,17 @@ fn all_that_clients_write_is_taken() {
     taken(4, [pack(4, front), pack(4, back)].concat());
     taken(3, lz4_linked(&plain, false));
     taken(3, lz4_linked(&plain, true));
+    // lz4 with an empty block between two others, which its decoder takes for the end.
+    let parts = [pack(3, front), pack(3, back)];
+    let frame = |blocks: &[&[u8]]| [&parts[0][..7], &blocks.concat(), &[0; 4]].concat();
+    let [first, second] = parts.each_ref().map(|frame| &frame[7..frame.len() - 4]);
+    let empty = &[1, 0, 0, 0, 0][..];
+    taken(3, frame(&[first, empty, second]));
+    let hidden = Batch { codec: 3, payload: Some(frame(&[first, second, empty, second])), ..batch.clone() };
+    assert_eq!(kind(check(&hidden)), Kind::Invalid);
+    // Numbers longer than they need be.
+    let long = payload(&[&[0x8c, 0x80, 0x00], &[0, 0, 0, 1, 1, 0]]);
+    assert!(check(&long).is_ok());
     // zstd's highest levels, whose windows are larger than what every reader must support.
     for level in [-5, 1, 19, 22] {
         let mut zstd = zstd::stream::Encoder::new(Vec::new(), level).unwrap();

@@ -151,6 +151,75 @@ fn a_restored_partition_knows_what_it_lacks() {
 }
 
 #[test]
+fn a_hole_below_a_snapshot_is_named() {
+    let whole = filled(&[(10, NOW); 5]);
+    let mut bytes = Vec::new();
+    whole.snapshot(&mut bytes);
+    for (gone, hole) in [(0, (0, 10)), (2, (20, 30)), (4, (40, 50))] {
+        let mut restored = Partition::restore(PARTITION, &bytes).unwrap();
+        for n in (0..5).filter(|n| *n != gone) {
+            let base = Offset(n as i64 * 10);
+            let batch = head((-1, -1, -1), 10, NOW).record_head(ShardId(1), PARTITION, entry(n + 1), base, Index(0));
+            restored.recovered_data_only(&batch, place(n + 1));
+        }
+        assert_eq!(restored.missing(), Some((Offset(hole.0), Offset(hole.1))));
+    }
+}
+
+#[test]
+fn a_segment_of_deleted_batches_only_is_not_held_after_a_restart() {
+    // The disk would fill with what nobody may read.
+    let mut whole = filled(&[(10, NOW); 20]);
+    whole.trim(Offset(160)).unwrap();
+    let mut bytes = Vec::new();
+    whole.snapshot(&mut bytes);
+    let mut restored = Partition::restore(PARTITION, &bytes).unwrap();
+    for n in 0..20 {
+        let base = Offset(n as i64 * 10);
+        let batch = head((-1, -1, -1), 10, NOW).record_head(ShardId(1), PARTITION, entry(n + 1), base, Index(0));
+        restored.recovered_data_only(&batch, place(n + 1));
+    }
+    assert_eq!(restored.missing(), None);
+    assert_eq!(whole.first_segment(), Some(place(17).segment));
+    assert_ne!(whole.first_segment(), Some(place(1).segment));
+    assert_eq!(restored.read_from(Offset(160)).unwrap().count(), 4);
+    assert_eq!(restored.first_segment(), whole.first_segment());
+    let mut at_the_end = filled(&[(10, NOW)]);
+    at_the_end.trim(Offset(10)).unwrap();
+    let mut bytes = Vec::new();
+    at_the_end.snapshot(&mut bytes);
+    let mut restored = Partition::restore(PARTITION, &bytes).unwrap();
+    let batch = head((-1, -1, -1), 10, NOW).record_head(ShardId(1), PARTITION, entry(1), Offset(0), Index(0));
+    restored.recovered_data_only(&batch, place(1));
+    assert_eq!(restored.first_segment(), None);
+}
+
+#[test]
+fn what_is_known_of_epochs_does_not_depend_on_when_the_log_was_cut() {
+    // A restart that cuts after the batches, where the live broker cut before, would answer otherwise.
+    let history = [(1, 2), (2, 5)];
+    let told = |cut_before_last: bool| {
+        let mut partition = Partition::new(PARTITION);
+        for (index, term) in history {
+            if cut_before_last && index == 2 {
+                partition.trim(Offset(10)).unwrap();
+            }
+            let at = EntryId { term: Term(term), index: Index(index) };
+            let base = partition.next_offset();
+            let batch = head((-1, -1, -1), 10, NOW).record_head(ShardId(1), PARTITION, at, base, Index(0));
+            partition.recovered(&batch, place(index));
+        }
+        if !cut_before_last {
+            partition.trim(Offset(10)).unwrap();
+        }
+        let mut bytes = Vec::new();
+        partition.snapshot(&mut bytes);
+        bytes
+    };
+    assert_eq!(told(true), told(false));
+}
+
+#[test]
 fn epochs_come_from_the_batches_terms() {
     let mut partition = Partition::new(PARTITION);
     for (index, term) in [(1, 2), (2, 2), (3, 5), (4, 9)] {
@@ -213,6 +282,7 @@ fn the_snapshots_bytes_never_change() {
     for len in 0..bytes.len() {
         assert!(Partition::restore(PARTITION, &bytes[..len]).is_err(), "{len}");
     }
+    assert_eq!(Partition::restore(PARTITION, &bytes[..5]).unwrap_err().at, 1);
     assert!(Partition::restore(PARTITION, &[&bytes[..], &[0]].concat()).is_err());
 }
 

@@ -189,7 +189,7 @@ impl Partition {
         }
     }
 
-    /// The offsets between log start and high watermark that no batch was told for. Ask when the batches below the
+    /// The first offsets between log start and high watermark that no batch was told for. Ask when the batches below the
     /// snapshot were told, before the first behind it: anything but None is lost data.
     pub fn missing(&self) -> Option<(Offset, Offset)> {
         self.log.missing()
