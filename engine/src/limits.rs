@@ -67,6 +67,26 @@ pub const DECOMPRESSED_BYTES_FREE: usize = 16 * 1024 * 1024;
 /// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many (gzip's own maximum is 1032).
 pub const DECOMPRESSED_RATIO_MAX: usize = 1024;
 
+/// Entries of a ring's submission queue. What does not fit waits in a backlog; a system call takes this many at most.
+pub const RING_ENTRIES: u32 = 512;
+/// Entries of a ring's completion queue. What does not fit is kept by the kernel (IORING_FEAT_NODROP).
+pub const RING_COMPLETIONS: u32 = 4096;
+/// Buffers that a core receives into; a power of two (the kernel's ring). They are given back within the turn.
+pub const RECV_BUFFERS: u16 = 256;
+/// One of them. With more, a large request takes fewer turns; all of them together are what one turn can receive.
+pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
+/// Parts that one system call sends; the kernel allows 1,024.
+pub const SEND_PARTS_MAX: usize = 64;
+/// Connections that wait to be accepted, per listener.
+pub const LISTEN_BACKLOG: i32 = 1024;
+/// Clients of one core, if nothing else is said. Each needs a descriptor.
+pub const CONNS_PER_CORE_DEFAULT: usize = 10_000;
+/// Listeners of one core.
+pub const LISTENERS_MAX: usize = 16;
+/// WAL files that a core's disk keeps open; the one used longest ago is closed first.
+pub const FILES_OPEN_MAX: usize = 256;
+
+const _: () = assert!(RECV_BUFFERS.is_power_of_two());
 const _: () = assert!(WAL_GROUP_BYTES_MAX.is_multiple_of(BLOCK_BYTES));
 const _: () = assert!(WAL_CHUNK_BYTES >= WAL_GROUP_BYTES_MAX);
 const _: () = assert!(WAL_SEGMENT_BYTES >= 2 * WAL_RECORD_BYTES_MAX as u64);
@@ -74,3 +94,14 @@ const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);
 const _: () = assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
 const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
+
+/// Reads of the WAL's files at the disk at once, per core.
+pub const DISK_READS_IN_FLIGHT_MAX: usize = 32;
+/// One read of the disk: a run of neighbouring batches.
+pub const DISK_READ_BYTES_MAX: u64 = 1024 * 1024;
+/// What lies between two batches of a run and is read for nothing, at most.
+pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
+
+/// One part of a shard's snapshot: it must fit into a group beside other records.
+pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 * 1024;
+const _: () = assert!(SNAPSHOT_PART_BYTES_MAX <= WAL_GROUP_BYTES_MAX / 2);

@@ -1,6 +1,9 @@
 //! How a foreign thread reaches a core's loop: another core with a full basket in the mesh, the housekeeping thread.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -51,6 +54,47 @@ impl Parking {
     /// The loop is up again. True: it was notified since the last call.
     pub(crate) fn awake(&self) -> bool {
         self.0.swap(AWAKE, Ordering::AcqRel) == NOTIFIED
+    }
+}
+
+/// The bell of one core's loop, made before its thread is, so that every core can be told of every other's
+/// [`Bell::waker`] at once. Clones ring the same bell; one loop listens.
+#[derive(Clone, Debug)]
+pub struct Bell {
+    parking: Arc<Parking>,
+    /// An eventfd, blocking: io_uring waits on it itself.
+    fd: Arc<File>,
+}
+
+impl Bell {
+    /// Fails when the process is out of descriptors.
+    pub fn new() -> io::Result<Bell> {
+        // SAFETY: a plain system call that returns a new descriptor or -1.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: new, and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Bell { parking: Arc::default(), fd: Arc::new(File::from(fd)) })
+    }
+
+    pub fn waker(&self) -> Waker {
+        let bell = self.clone();
+        Waker::new(move || {
+            if bell.parking.notify() {
+                // It can not fail: the descriptor is ours, and the count is far from its end since each read resets it.
+                (&*bell.fd).write_all(&1u64.to_ne_bytes()).expect("an eventfd takes a 1");
+            }
+        })
+    }
+
+    pub(crate) fn parking(&self) -> &Parking {
+        &self.parking
+    }
+
+    pub(crate) fn fd(&self) -> &File {
+        &self.fd
     }
 }
 
