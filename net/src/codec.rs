@@ -93,6 +93,11 @@ impl<'a> Reader<'a> {
         Reader { frame, at: 0, flexible, elements_left: REQUEST_ELEMENTS_MAX }
     }
 
+    /// From here on compact lengths and tagged fields, or not: the request header is half and half.
+    pub fn set_flexible(&mut self, flexible: bool) {
+        self.flexible = flexible;
+    }
+
     /// Where the next field begins.
     pub fn at(&self) -> usize {
         self.at
@@ -183,6 +188,12 @@ impl<'a> Reader<'a> {
         let at = self.at;
         let text = self.slice(length)?;
         StrBytes::from_utf8(text).map(Some).map_err(|_| Malformed::NotUtf8 { at })
+    }
+
+    /// A copy, in which what is not UTF-8 is replaced: for what is only shown (the client's id).
+    pub fn nullable_string_lossy(&mut self) -> Result<Option<String>, Malformed> {
+        let Some(length) = self.length(true)? else { return Ok(None) };
+        Ok(Some(String::from_utf8_lossy(self.take(length)?).into_owned()))
     }
 
     pub fn string(&mut self) -> Result<StrBytes, Malformed> {

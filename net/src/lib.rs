@@ -10,5 +10,7 @@
 
 pub mod api;
 pub mod codec;
+pub mod conn;
 pub mod errors;
+pub mod frame;
 pub mod limits;

@@ -64,5 +64,11 @@ pub enum Outcome {
 }
 
 pub use ctx::{Ctx, NO_OFFSET, Settings};
+pub mod api_versions;
 mod ctx;
+pub mod fetch;
+pub mod produce;
 pub mod session;
+pub mod table;
+#[cfg(test)]
+mod testing;
