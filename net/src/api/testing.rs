@@ -3,9 +3,10 @@
 use super::session::Sessions;
 use super::{Ctx, Outcome, Request, Settings, Woke, table};
 use bytes::Bytes;
-use camus_engine::shard::api::{Answer, Ask, BatchRules, Produced, ShardTable};
-use camus_engine::types::{BrokerId, CoreId, Mono, Offset, WallMs};
+use camus_engine::shard::api::{Answer, Ask, BatchRules, Produced, ReadDone, Refusal, ShardTable};
+use camus_engine::types::{BrokerId, CoreId, Mono, Offset, PartitionId, WallMs};
 use camus_meta::{Image, Placement, Topic};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -142,5 +143,79 @@ pub fn shard(ask: &Ask) -> Answer {
             Answer::Produced(Ok(Produced { base_offset: Offset(0), log_start: Offset(0), append_time: None }))
         }
         other => panic!("not in this test: {other:?}"),
+    }
+}
+
+/// Logs that can be read, one for each partition; those without batches are there as well.
+#[derive(Default)]
+pub struct Logs {
+    logs: BTreeMap<PartitionId, Log>,
+    /// The leader epoch of all of them.
+    pub epoch: i32,
+    /// Reads answered.
+    pub asked: usize,
+    /// Partitions read with a watch.
+    pub watches: Vec<PartitionId>,
+}
+
+#[derive(Default)]
+struct Log {
+    batches: Vec<Bytes>,
+    start: i64,
+    end: i64,
+}
+
+impl Logs {
+    /// A batch of `count` records that is 61 + `payload` bytes long.
+    pub fn append(&mut self, to: PartitionId, count: i32, payload: usize) {
+        let log = self.logs.entry(to).or_default();
+        log.batches.push(batch(log.end, count, payload));
+        log.end += i64::from(count);
+    }
+
+    pub fn trim(&mut self, partition: PartitionId, start: i64) {
+        self.logs.entry(partition).or_default().start = start;
+    }
+
+    pub fn batches(&self, partition: PartitionId) -> Vec<Bytes> {
+        self.logs.get(&partition).map_or(vec![], |log| log.batches.clone())
+    }
+
+    pub fn answer(&mut self, ask: &Ask) -> Answer {
+        let Ask::Read { from, offset, bytes_max, at_least_one, epoch, watch } = ask else { panic!("{ask:?}") };
+        self.asked += 1;
+        if *watch {
+            self.watches.push(from.partition);
+        }
+        let log = self.logs.entry(from.partition).or_default();
+        Answer::Read(log.read(offset.0, *bytes_max as usize, *at_least_one, epoch.map(|e| e.0.cmp(&self.epoch))))
+    }
+}
+
+impl Log {
+    fn read(&self, offset: i64, max: usize, at_least_one: bool, epoch: Option<Ordering>) -> Result<ReadDone, Refusal> {
+        match epoch {
+            Some(Ordering::Less) => return Err(Refusal::FencedEpoch),
+            Some(Ordering::Greater) => return Err(Refusal::UnknownEpoch),
+            Some(Ordering::Equal) | None => {}
+        }
+        let (high_watermark, log_start) = (Offset(self.end), Offset(self.start));
+        if !(self.start..=self.end).contains(&offset) {
+            return Err(Refusal::OffsetOutOfRange { high_watermark, log_start });
+        }
+        let mut batches = vec![];
+        let (mut bytes, mut next) = (0, 0);
+        for batch in &self.batches {
+            next += i64::from(i32::from_be_bytes(*batch[23..].first_chunk().unwrap())) + 1;
+            if next <= offset {
+                continue;
+            }
+            if bytes + batch.len() > max && !(at_least_one && batches.is_empty()) {
+                break;
+            }
+            bytes += batch.len();
+            batches.push(batch.clone());
+        }
+        Ok(ReadDone { batches, high_watermark, last_stable: high_watermark, log_start })
     }
 }
