@@ -147,7 +147,8 @@ impl Conn {
         }
         let produce = |header: &Header| header.key == PRODUCE;
         let next = &self.waiting.front()?.0;
-        if !self.begun.is_empty() && !(produce(next) && self.begun.iter().all(|b| produce(&b.header))) {
+        let side_by_side = || produce(next) && self.begun.iter().all(|b| produce(&b.header));
+        if !self.begun.is_empty() && !side_by_side() {
             return None;
         }
         let (header, request, frame_bytes) = self.waiting.pop_front().expect("there is a first one");
