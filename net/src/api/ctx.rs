@@ -33,6 +33,8 @@ pub struct Ctx<'a> {
     pub shards: &'a ShardTable,
     pub settings: &'a Settings,
     pub sessions: &'a mut super::session::Sessions,
+    /// What this core may give out of the producer ids; more come with [`camus_meta::Command::TakeProducerIds`].
+    pub producer_ids: &'a mut super::init_producer_id::ProducerIds,
     pub random: &'a mut dyn FnMut() -> u64,
 }
 

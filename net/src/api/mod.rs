@@ -66,3 +66,13 @@ pub enum Outcome {
 pub use ctx::{Ctx, NO_OFFSET, Settings};
 mod ctx;
 pub mod session;
+
+pub mod delete_records;
+pub mod delete_topics;
+pub mod describe_cluster;
+pub mod find_coordinator;
+pub mod init_producer_id;
+pub mod list_offsets;
+pub mod messages;
+pub mod metadata;
+pub mod offset_for_leader_epoch;
