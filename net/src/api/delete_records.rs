@@ -80,3 +80,67 @@ fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, Result<(), Code>)>)>, ans
     });
     respond(&DeleteRecordsResponse::default().with_topics(topics.collect()), version)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use camus_engine::shard::api::Refusal;
+    use camus_engine::types::PartitionId;
+    use kafka_protocol::messages::delete_records_request::{
+        DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic,
+    };
+
+    fn question(name: &'static str, asked: &[(i32, i64)]) -> DeleteRecordsRequest {
+        let one = |(number, offset): &(i32, i64)| {
+            DeleteRecordsPartition::default().with_partition_index(*number).with_offset(*offset)
+        };
+        let topic = DeleteRecordsTopic::default().with_name(TopicName(StrBytes::from_static_str(name)));
+        DeleteRecordsRequest::default().with_topics(vec![topic.with_partitions(asked.iter().map(one).collect())])
+    }
+
+    fn told(answer: &DeleteRecordsResponse) -> Vec<(i32, i16, i64)> {
+        let partitions = answer.topics.iter().flat_map(|topic| &topic.partitions);
+        partitions.map(|p| (p.partition_index, p.error_code, p.low_watermark)).collect()
+    }
+
+    /// Records would be gone that nobody wanted to be rid of.
+    #[test]
+    fn every_version_trims_what_was_asked_and_nothing_else() {
+        for version in 0..=2 {
+            let mut world = World::new();
+            world.answer = Box::new(|ask| match ask {
+                Ask::Trim { to, offset: Some(Offset(3)) } if to.partition == PartitionId(100) => {
+                    Answer::Trimmed(Ok(Offset(3)))
+                }
+                Ask::Trim { to, offset: None } if to.partition == PartitionId(101) => Answer::Trimmed(Ok(Offset(8))),
+                other => panic!("{other:?}"),
+            });
+            let asked = [(0, 3), (9, 3), (1, -1), (0, -2), (0, i64::MIN)];
+            let answer: DeleteRecordsResponse = world.call(handle, version, &question("t", &asked));
+            assert_eq!(told(&answer), [(0, 0, 3), (9, 3, -1), (1, 0, 8), (0, 1, -1), (0, 1, -1)]);
+        }
+    }
+
+    /// A client would believe records gone that are still there.
+    #[test]
+    fn a_refused_trim_has_its_code_and_no_watermark() {
+        let mut world = World::new();
+        let refusal = Refusal::OffsetOutOfRange { high_watermark: Offset(5), log_start: Offset(0) };
+        world.answer = Box::new(move |_| Answer::Trimmed(Err(refusal.clone())));
+        let answer: DeleteRecordsResponse = world.call(handle, 2, &question("t", &[(0, 99)]));
+        assert_eq!(told(&answer), [(0, 1, -1)]);
+    }
+
+    /// The last record of a key is what a compacted topic promises to keep.
+    #[test]
+    fn a_topic_that_is_only_compacted_keeps_its_records() {
+        let answer: DeleteRecordsResponse = World::new().call(handle, 2, &question("compact", &[(0, 1)]));
+        assert_eq!(told(&answer), [(0, 44, -1)]);
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 0..=2, |version| encoded(&question("t", &[(0, 3), (1, -1)]), version));
+    }
+}

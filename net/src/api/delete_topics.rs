@@ -110,3 +110,100 @@ fn reply(version: i16, slots: Vec<Slot>, decided: Vec<Decided>) -> Outcome {
     });
     respond(&DeleteTopicsResponse::default().with_responses(responses.collect()), version)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use kafka_protocol::messages::DeleteTopicsRequest;
+    use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
+
+    fn question(version: i16, names: &[&'static str]) -> DeleteTopicsRequest {
+        let names = names.iter().map(|name| TopicName(StrBytes::from_static_str(name)));
+        match version {
+            ..6 => DeleteTopicsRequest::default().with_topic_names(names.collect()),
+            6.. => DeleteTopicsRequest::default()
+                .with_topics(names.map(|name| DeleteTopicState::default().with_name(Some(name))).collect()),
+        }
+    }
+
+    fn by(name: Option<&'static str>, id: u128) -> DeleteTopicState {
+        let name = name.map(|name| TopicName(StrBytes::from_static_str(name)));
+        DeleteTopicState::default().with_name(name).with_topic_id(Uuid::from_u128(id))
+    }
+
+    fn deleting() -> World {
+        let mut world = World::new();
+        world.decide = Box::new(|command| match command {
+            Command::DeleteTopic { id } => Ok(Done::TopicDeleted { name: "?".into(), id }),
+            other => panic!("{other:?}"),
+        });
+        world
+    }
+
+    fn told(answer: &DeleteTopicsResponse) -> Vec<(Option<&str>, u128, i16)> {
+        let one = |r: &'_ DeletableTopicResult| (r.topic_id.as_u128(), r.error_code);
+        let names = answer.responses.iter().map(|r| r.name.as_ref().map(|name| name.0.as_str()));
+        names.zip(answer.responses.iter().map(one)).map(|(name, (id, code))| (name, id, code)).collect()
+    }
+
+    /// The wrong topic would be gone, or one that the client believes gone would be there.
+    #[test]
+    fn every_version_deletes_by_name_and_knows_what_is_unknown() {
+        for version in 1..=6 {
+            let mut world = deleting();
+            let answer: DeleteTopicsResponse = world.call(handle, version, &question(version, &["t", "nope", "dark"]));
+            let id = |id| if version >= 6 { id } else { 0 };
+            let expected = [(Some("t"), id(0xa1), 0), (Some("nope"), 0, 3), (Some("dark"), id(0xa3), 0)];
+            assert_eq!(told(&answer), expected);
+            let deleted = [0xa1, 0xa3].map(|id| Command::DeleteTopic { id: Uuid::from_u128(id) });
+            assert_eq!(world.commands, deleted);
+            assert_eq!(answer.responses[1].error_message.as_ref().is_some_and(|m| !m.is_empty()), version >= 5);
+        }
+    }
+
+    /// A topic made anew under the old name would be deleted in place of the old one.
+    #[test]
+    fn version_6_deletes_by_id() {
+        let topics = vec![by(None, 0xa1), by(None, 0xbb), by(None, 0), by(Some("dark"), 0xa3)];
+        let mut world = deleting();
+        let answer: DeleteTopicsResponse = world.call(handle, 6, &DeleteTopicsRequest::default().with_topics(topics));
+        let expected = [(Some("t"), 0xa1, 0), (None, 0xbb, 100), (None, 0, 42), (Some("dark"), 0xa3, 42)];
+        assert_eq!(told(&answer), expected);
+        assert_eq!(world.commands.len(), 1);
+    }
+
+    /// Which of two answers would be believed?
+    #[test]
+    fn a_topic_that_is_named_twice_is_not_deleted() {
+        for version in 1..=6 {
+            let answer: DeleteTopicsResponse =
+                World::new().call(handle, version, &question(version, &["t", "t", "nope", "nope"]));
+            assert_eq!(told(&answer), [(Some("t"), 0, 42), (Some("nope"), 0, 42)]);
+        }
+        let topics = vec![by(None, 0xa1), by(Some("t"), 0)];
+        let answer: DeleteTopicsResponse =
+            World::new().call(handle, 6, &DeleteTopicsRequest::default().with_topics(topics));
+        assert_eq!(told(&answer), [(None, 0xa1, 42), (Some("t"), 0, 42)]);
+    }
+
+    /// A topic that went meanwhile is unknown by the name or id that was asked for.
+    #[test]
+    fn a_topic_that_is_gone_by_the_decision_is_unknown() {
+        let gone = || {
+            let mut world = World::new();
+            world.decide = Box::new(|_| Err(Refused::UnknownTopicId));
+            world
+        };
+        let answer: DeleteTopicsResponse = gone().call(handle, 1, &question(1, &["t"]));
+        assert_eq!(told(&answer), [(Some("t"), 0, 3)]);
+        let answer: DeleteTopicsResponse =
+            gone().call(handle, 6, &DeleteTopicsRequest::default().with_topics(vec![by(None, 0xa1)]));
+        assert_eq!(answer.responses[0].error_code, 100);
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 1..=6, |version| encoded(&question(version, &["t", "nope"]), version));
+    }
+}

@@ -65,3 +65,45 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     respond(&answer, request.version)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use kafka_protocol::messages::DescribeClusterRequest;
+
+    /// An admin client that gets no broker here finds none at all.
+    #[test]
+    fn every_version_names_the_cluster_and_its_broker() {
+        for version in 0..=2 {
+            for operations in [false, true] {
+                let question = DescribeClusterRequest::default().with_include_cluster_authorized_operations(operations);
+                let answer: DescribeClusterResponse = World::new().call(handle, version, &question);
+                assert_eq!((answer.error_code, answer.error_message, answer.endpoint_type), (0, None, 1));
+                assert_eq!((answer.cluster_id.as_str(), answer.controller_id.0), ("cluster-1", 4));
+                assert_eq!(answer.cluster_authorized_operations, if operations { 8096 } else { i32::MIN });
+                let [broker] = &answer.brokers[..] else { panic!("one broker: {:?}", answer.brokers) };
+                assert_eq!((broker.broker_id.0, broker.host.as_str(), broker.port), (4, "broker.example", 9093));
+                assert_eq!((broker.rack.as_ref().map(|r| r.as_str()), broker.is_fenced), (Some("rack-2"), false));
+            }
+        }
+    }
+
+    /// A client that looks for controllers would take brokers for them.
+    #[test]
+    fn endpoints_of_another_type_are_refused() {
+        for version in 1..=2 {
+            for (endpoint, code) in [(2, 114), (0, 115), (3, 115), (99, 115), (-1, 115)] {
+                let question = DescribeClusterRequest::default().with_endpoint_type(endpoint);
+                let answer: DescribeClusterResponse = World::new().call(handle, version, &question);
+                assert_eq!((answer.error_code, answer.endpoint_type), (code, endpoint));
+                assert!(answer.error_message.is_some_and(|m| !m.is_empty()) && answer.brokers.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 0..=2, |version| encoded(&DescribeClusterRequest::default(), version));
+    }
+}

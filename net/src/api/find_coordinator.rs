@@ -55,3 +55,46 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     respond(&answer, request.version)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use kafka_protocol::messages::FindCoordinatorRequest;
+
+    fn question(version: i16, kind: i8) -> FindCoordinatorRequest {
+        let question = FindCoordinatorRequest::default().with_key_type(if version >= 1 { kind } else { 0 });
+        match version {
+            ..4 => question.with_key(StrBytes::from_static_str("a")),
+            4.. => question.with_coordinator_keys(vec![StrBytes::from_static_str("a"), StrBytes::from_static_str("b")]),
+        }
+    }
+
+    /// A client that is sent to a node that does not serve it gives up; told to come again, it does.
+    #[test]
+    fn every_key_is_told_that_no_coordinator_is_up() {
+        for version in 0..=6 {
+            for (kind, code) in [(0, 15), (1, 15), (2, 42), (9, 42), (-1, 42)] {
+                if version == 0 && kind != 0 {
+                    continue;
+                }
+                let answer: FindCoordinatorResponse = World::new().call(handle, version, &question(version, kind));
+                if version < 4 {
+                    assert_eq!(
+                        (answer.error_code, answer.node_id.0, answer.host.as_str(), answer.port),
+                        (code, -1, "", -1)
+                    );
+                    assert_eq!(answer.error_message.is_some_and(|m| !m.is_empty()), version >= 1);
+                } else {
+                    let told = answer.coordinators.iter().map(|c| (c.key.as_str(), c.error_code, c.node_id.0, c.port));
+                    assert_eq!(told.collect::<Vec<_>>(), [("a", code, -1, -1), ("b", code, -1, -1)]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 0..=6, |version| encoded(&question(version, 0), version));
+    }
+}

@@ -96,3 +96,83 @@ fn refuse(version: i16, error: Code) -> Outcome {
     let answer = InitProducerIdResponse::default().with_error_code(error.wire());
     respond(&answer.with_producer_id((-1).into()).with_producer_epoch(-1), version)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use camus_meta::Refused;
+    use kafka_protocol::messages::{InitProducerIdRequest, TransactionalId};
+    use kafka_protocol::protocol::StrBytes;
+
+    fn question() -> InitProducerIdRequest {
+        InitProducerIdRequest::default()
+            .with_transactional_id(None)
+            .with_producer_id((-1).into())
+            .with_producer_epoch(-1)
+    }
+
+    fn ask(world: &mut World, version: i16, question: &InitProducerIdRequest) -> (i16, i64, i16) {
+        let answer: InitProducerIdResponse = world.call(handle, version, question);
+        (answer.error_code, answer.producer_id.0, answer.producer_epoch)
+    }
+
+    /// Two producers with one id would take each other's records for retries, and lose them.
+    #[test]
+    fn each_id_is_given_out_once_over_all_versions_and_blocks() {
+        let mut world = World::new();
+        let mut next = 4000;
+        world.decide = Box::new(move |command| {
+            assert_eq!(command, Command::TakeProducerIds { count: PRODUCER_ID_BLOCK });
+            next += 1000;
+            Ok(Done::ProducerIds { first: ProducerIdRange { first: next - 1000, count: 1000 } })
+        });
+        for expected in 4000..6500 {
+            let version = (expected % 6) as i16;
+            assert_eq!(ask(&mut world, version, &question()), (0, expected, 0));
+        }
+        assert_eq!(world.commands.len(), 3);
+    }
+
+    /// Blocks that come together are all used up to the last id; what is too much is not kept for ever.
+    #[test]
+    fn blocks_that_cross_on_their_way_do_not_mix() {
+        let mut ids = ProducerIds::default();
+        for n in 0..20 {
+            ids.add(ProducerIdRange { first: n * 10, count: 2 });
+        }
+        ids.add(ProducerIdRange { first: 999, count: 0 });
+        let mut given: Vec<i64> = std::iter::from_fn(|| ids.take()).map(|id| id.0).collect();
+        given.sort_unstable();
+        let expected: Vec<i64> = (0..BLOCKS_MAX as i64).flat_map(|n| [n * 10, n * 10 + 1]).collect();
+        assert_eq!(given, expected);
+    }
+
+    /// A producer would give up though the meta shard is back in a moment.
+    #[test]
+    fn without_a_block_the_code_is_retriable() {
+        for version in 0..=5 {
+            let mut world = World::new();
+            world.decide = Box::new(|_| Err(Refused::Unavailable { why: "no leader".into() }));
+            assert_eq!(ask(&mut world, version, &question()), (14, -1, -1));
+        }
+    }
+
+    /// A transactional producer would believe itself protected.
+    #[test]
+    fn transactional_ids_and_half_a_pair_are_refused() {
+        for version in 0..=5 {
+            for id in ["", "txn"] {
+                let id = Some(TransactionalId(StrBytes::from_static_str(id)));
+                assert_eq!(ask(&mut World::new(), version, &question().with_transactional_id(id)), (42, -1, -1));
+            }
+        }
+        assert_eq!(ask(&mut World::new(), 3, &question().with_producer_id(7.into())), (42, -1, -1));
+        assert_eq!(ask(&mut World::new(), 5, &question().with_producer_epoch(7)), (42, -1, -1));
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 0..=5, |version| encoded(&question(), version));
+    }
+}

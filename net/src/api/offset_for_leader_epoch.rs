@@ -81,3 +81,57 @@ fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, bool)>)>, answers: Vec<An
     });
     respond(&OffsetForLeaderEpochResponse::default().with_topics(topics.collect()), version)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use camus_engine::shard::api::{EpochEnd, Refusal};
+    use camus_engine::types::{CoreId, Offset, PartitionId};
+    use kafka_protocol::messages::offset_for_leader_epoch_request::{
+        OffsetForLeaderEpochRequest, OffsetForLeaderPartition, OffsetForLeaderTopic,
+    };
+
+    fn question(asked: &[(i32, i32, i32)]) -> OffsetForLeaderEpochRequest {
+        let one = |(number, current, epoch): &(i32, i32, i32)| {
+            let partition = OffsetForLeaderPartition::default().with_partition(*number);
+            partition.with_current_leader_epoch(*current).with_leader_epoch(*epoch)
+        };
+        let topic = OffsetForLeaderTopic::default().with_topic(TopicName(StrBytes::from_static_str("t")));
+        let topic = topic.with_partitions(asked.iter().map(one).collect());
+        OffsetForLeaderEpochRequest::default().with_topics(vec![topic])
+    }
+
+    /// A consumer would see a cut log where there is none, and read again from the start.
+    #[test]
+    fn every_version_answers_with_the_end_of_the_epoch() {
+        for version in 2..=4 {
+            let mut world = World::new();
+            world.answer = Box::new(|ask| match ask {
+                Ask::EpochEnd { from, epoch: LeaderEpoch(3), current: None } if from.core == CoreId(0) => {
+                    Answer::EpochEnd(Ok(EpochEnd { epoch: LeaderEpoch(2), end: Offset(40) }))
+                }
+                Ask::EpochEnd { from, epoch: LeaderEpoch(4), current: Some(LeaderEpoch(9)) } => {
+                    assert_eq!(from.partition, PartitionId(101));
+                    Answer::EpochEnd(Err(Refusal::UnknownEpoch))
+                }
+                other => panic!("{other:?}"),
+            });
+            let question = question(&[(0, -1, 3), (7, -1, 3), (1, 9, 4)]).with_replica_id(if version >= 3 {
+                (-1).into()
+            } else {
+                (-2).into()
+            });
+            let answer: OffsetForLeaderEpochResponse = world.call(handle, version, &question);
+            assert_eq!(answer.topics[0].topic.as_str(), "t");
+            let told =
+                answer.topics[0].partitions.iter().map(|p| (p.partition, p.error_code, p.leader_epoch, p.end_offset));
+            assert_eq!(told.collect::<Vec<_>>(), [(0, 0, 2, 40), (7, 3, -1, -1), (1, 75, -1, -1)]);
+        }
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 2..=4, |version| encoded(&question(&[(0, -1, 3), (1, 9, 4)]), version));
+    }
+}
