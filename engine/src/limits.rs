@@ -24,6 +24,15 @@ pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
 /// Segments that wait for use, pre-written. Surplus files are deleted.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
 
+/// Raft messages with entries that are under way to one follower. A deep pipeline defeats batching (docs/adr/0003).
+pub const REPLICA_INFLIGHT_MESSAGES_MAX: usize = 4;
+/// Entries of one Raft message that are read back from the log.
+pub const REPLICA_MESSAGE_ENTRIES_MAX: usize = 256;
+/// Entries of a shard that are proposed and not committed.
+pub const REPLICA_UNCOMMITTED_ENTRIES_MAX: usize = 65_536;
+/// Entries whose length and checksum a replica with followers keeps in memory. Older ones are looked up in the WAL.
+pub const REPLICA_TAIL_ENTRIES_MAX: usize = 4096;
+
 /// A request frame, bytes: Kafka's `socket.request.max.bytes` default.
 pub const FRAME_BYTES_MAX: usize = 100 * 1024 * 1024;
 /// Default of `message.max.bytes`: a record batch, Kafka's default.
@@ -35,6 +44,10 @@ pub const BATCH_BYTES_MAX: usize = WAL_RECORD_BYTES_MAX;
 pub const PRODUCER_BATCHES_MAX: usize = 5;
 /// Producers that one partition remembers; the one idle longest is forgotten first.
 pub const PRODUCERS_PER_PARTITION_MAX: usize = 10_000;
+/// Leader epochs whose first offset a partition remembers; the oldest is forgotten first.
+pub const EPOCHS_PER_PARTITION_MAX: usize = 4096;
+/// Records at fault that the refusal of one batch names. A batch may have a million; its answer stays small.
+pub const RECORD_ERRORS_MAX: usize = 100;
 
 /// Partitions of one topic.
 pub const PARTITIONS_PER_TOPIC_MAX: usize = 10_000;
@@ -48,9 +61,16 @@ pub const PARKED_PRODUCES_MAX: usize = 4096;
 
 /// What a compressed batch may grow to when its records are read: a bomb stops here.
 pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// What any compressed batch may grow to, however small it is: Kafka clients build batches of 1 MiB by default, so this
+/// is far above honest use, and unpacking it costs a core a few ms.
+pub const DECOMPRESSED_BYTES_FREE: usize = 16 * 1024 * 1024;
+/// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many (gzip's own maximum is 1032).
+pub const DECOMPRESSED_RATIO_MAX: usize = 1024;
 
 const _: () = assert!(WAL_GROUP_BYTES_MAX.is_multiple_of(BLOCK_BYTES));
 const _: () = assert!(WAL_CHUNK_BYTES >= WAL_GROUP_BYTES_MAX);
 const _: () = assert!(WAL_SEGMENT_BYTES >= 2 * WAL_RECORD_BYTES_MAX as u64);
 const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);
+const _: () = assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
+const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);

@@ -10,6 +10,8 @@ use bytes::Bytes;
 use std::fmt;
 use std::io;
 
+pub mod buf;
+
 /// A file of the core's directory. Chosen by whoever has it prepared; a number may be used again after a removal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FileId(pub u32);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Wakes one core's loop; the driver sees `Event::Woken`. Cheap when the loop is awake already. From any thread.
 #[derive(Clone)]
@@ -20,5 +21,54 @@ impl Waker {
 impl fmt::Debug for Waker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Waker")
+    }
+}
+
+const AWAKE: u8 = 0;
+const ASLEEP: u8 = 1;
+const NOTIFIED: u8 = 2;
+
+/// Whether a loop sleeps: what makes a wake of one that is awake cost an atomic swap and no system call. Shared by the
+/// loop and its wakers.
+///
+/// No wake-up is lost: all changes are swaps (AcqRel) of one atomic, so they have one order. A `notify` before the
+/// loop's [`Parking::sleep`] in that order is seen by it, and the loop does not block; one after it sees `ASLEEP` and
+/// rings. Whoever reads `NOTIFIED` also sees all that the notifier did before.
+#[derive(Debug, Default)]
+pub(crate) struct Parking(AtomicU8);
+
+impl Parking {
+    /// From any thread. True: the loop sleeps (or is about to), and the caller has to ring its bell.
+    pub(crate) fn notify(&self) -> bool {
+        self.0.swap(NOTIFIED, Ordering::AcqRel) == ASLEEP
+    }
+
+    /// The loop is about to block. False: it was notified since [`Parking::awake`], and must not.
+    pub(crate) fn sleep(&self) -> bool {
+        self.0.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// The loop is up again. True: it was notified since the last call.
+    pub(crate) fn awake(&self) -> bool {
+        self.0.swap(AWAKE, Ordering::AcqRel) == NOTIFIED
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lost if it fails: a core would sleep on what another one has sent it, until something else happens.
+    #[test]
+    fn a_notice_is_seen_whether_it_comes_before_or_after_the_loop_falls_asleep() {
+        let parking = Parking::default();
+        assert!(!parking.notify(), "it is awake: no bell");
+        assert!(!parking.sleep(), "it must not block");
+        assert!(parking.awake());
+        assert!(parking.sleep());
+        assert!(parking.notify(), "it sleeps: ring");
+        assert!(!parking.notify(), "the bell was rung already");
+        assert!(parking.awake());
+        assert!(!parking.awake());
     }
 }
