@@ -3,6 +3,7 @@
 use super::Ctx;
 use crate::codec::{Malformed, Reader};
 use crate::errors::{Code, meta_code};
+use camus_engine::limits;
 use camus_engine::shard::api::Route;
 use camus_engine::types::LeaderEpoch;
 use camus_meta::{Refused, Topic};
@@ -18,6 +19,24 @@ pub const TOPIC_OPERATIONS: i32 = 3576;
 pub const CLUSTER_OPERATIONS: i32 = 8096;
 /// What stands where the operations were not asked for.
 pub const OPERATIONS_OMITTED: i32 = i32::MIN;
+
+/// Partitions that one request may make (Kafka's limit), so that what it costs to answer and to decide is bounded.
+pub const PARTITIONS_PER_REQUEST_MAX: usize = 10_000;
+const _: () = assert!(PARTITIONS_PER_REQUEST_MAX >= limits::PARTITIONS_PER_TOPIC_MAX);
+
+/// Takes so many partitions from what a request may still make.
+pub fn take_room(room: &mut usize, partitions: usize) -> Result<(), Fault> {
+    match room.checked_sub(partitions) {
+        Some(left) => {
+            *room = left;
+            Ok(())
+        }
+        None => {
+            let why = format!("one request makes at most {PARTITIONS_PER_REQUEST_MAX} partitions");
+            Err(Fault::new(Code::PolicyViolation, why))
+        }
+    }
+}
 
 /// An array of structs: each is read by `element`, and its tagged fields are skipped behind it. `bytes_min`: see
 /// [`Reader::array`].
@@ -120,6 +139,22 @@ pub fn locate(ctx: &Ctx<'_>, topic: &str, partition: i32) -> Option<Route> {
     Some(ctx.route(placement.shard(), placement.partition()))
 }
 
+/// The settings of this broker that clients may see, by Kafka's names: topics take some of their defaults from them.
+pub fn broker_settings(ctx: &Ctx<'_>) -> Vec<(&'static str, String)> {
+    let settings = ctx.settings;
+    let mut pairs = vec![
+        ("auto.create.topics.enable", settings.auto_create_topics.to_string()),
+        ("broker.id", settings.broker.to_string()),
+        ("default.replication.factor", settings.default_replication_factor.to_string()),
+        ("fetch.max.bytes", settings.fetch_bytes_max.to_string()),
+        ("max.incremental.fetch.session.cache.slots", settings.fetch_sessions_max.to_string()),
+        ("message.max.bytes", settings.message_bytes_max.to_string()),
+        ("num.partitions", settings.num_partitions.to_string()),
+    ];
+    pairs.extend(settings.rack.clone().map(|rack| ("broker.rack", rack)));
+    pairs
+}
+
 /// The leader epoch that the client believes in; -1 says nothing.
 pub fn believed(epoch: i32) -> Option<LeaderEpoch> {
     (epoch >= 0).then_some(LeaderEpoch(epoch))
@@ -157,8 +192,8 @@ pub(super) mod testing {
     use crate::api::{Ctx, Outcome, Request, Settings};
     use bytes::{Bytes, BytesMut};
     use camus_engine::shard::api::{Answer, Ask, ShardTable};
-    use camus_engine::types::{BrokerId, CoreId, Mono, ShardId, Term, WallMs};
-    use camus_meta::{Command, Decided, Image, Placement, Topic};
+    use camus_engine::types::{BrokerId, CoreId, Index, Mono, ShardId, Term, WallMs};
+    use camus_meta::{Command, Decided, Image, Placement, State, Topic};
     use kafka_protocol::protocol::{Decodable, Encodable};
     use std::collections::BTreeMap;
     use std::sync::Arc;
@@ -176,6 +211,8 @@ pub(super) mod testing {
         pub decide: Box<dyn FnMut(Command) -> Decided>,
         pub asked: Vec<Ask>,
         pub commands: Vec<Command>,
+        /// Decides, where there is one.
+        pub state: Option<State>,
         /// The image once the commands are decided, where it differs.
         pub after: Option<Arc<Image>>,
         random: u64,
@@ -229,9 +266,29 @@ pub(super) mod testing {
                 decide: Box::new(|command| panic!("unexpected {command:?}")),
                 asked: Vec::new(),
                 commands: Vec::new(),
+                state: None,
                 after: None,
                 random: 0,
             }
+        }
+
+        /// The same topics in a real state machine.
+        pub fn with_state() -> World {
+            let mut world = World::new();
+            let mut state = State::new(vec![ShardId(1), ShardId(2), ShardId(3)]);
+            for topic in world.image.topics() {
+                let command = Command::CreateTopic {
+                    name: topic.name.clone(),
+                    id: topic.id,
+                    partitions: topic.partitions.len() as u32,
+                    replication_factor: topic.replication_factor,
+                    configs: topic.configs.clone(),
+                };
+                state.apply(Index(state.applied().0 + 1), &command).expect("the topics of the tests can be made");
+            }
+            world.image = state.image();
+            world.state = Some(state);
+            world
         }
 
         fn ctx<T>(&mut self, then: impl FnOnce(&mut Ctx<'_>) -> T) -> T {
@@ -274,7 +331,15 @@ pub(super) mod testing {
                     }
                     Outcome::Meta(commands, then) => {
                         self.commands.extend(commands.iter().cloned());
-                        let decided = commands.into_iter().map(&mut self.decide).collect();
+                        let decided = match &mut self.state {
+                            None => commands.into_iter().map(&mut self.decide).collect(),
+                            Some(state) => {
+                                let decided =
+                                    commands.iter().map(|c| state.apply(Index(state.applied().0 + 1), c)).collect();
+                                self.image = state.image();
+                                decided
+                            }
+                        };
                         if let Some(image) = self.after.take() {
                             self.image = image;
                         }
@@ -354,6 +419,7 @@ pub(super) mod testing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use camus_meta::{Command, Image, State};
 
     /// A name that Kafka refuses would be a topic that no tool can delete, or a path where none may be.
     #[test]
@@ -365,6 +431,18 @@ mod tests {
             let fault = name_fault(name).expect("refused");
             assert_eq!(fault.code, Code::InvalidTopicException);
             assert!(fault.why.len() < 3000, "the message repeats too much of the name");
+        }
+    }
+
+    proptest::proptest! {
+        /// A name that is refused here and allowed there could be a topic that no request can name.
+        #[test]
+        fn names_are_judged_alike_here_and_in_the_metadata(name in "[a-zA-Z0-9._/ -]{0,6}|.{0,5}|[a-b.]{245,252}") {
+            let id = Uuid::from_u128(1);
+            let configs = Default::default();
+            let command = Command::CreateTopic { name: name.clone(), id, partitions: 1, replication_factor: 1, configs };
+            let there = matches!(State::check(&Image::default(), &command), Err(Refused::InvalidName { .. }));
+            proptest::prop_assert_eq!(name_fault(&name).is_some(), there);
         }
     }
 

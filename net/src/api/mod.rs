@@ -67,10 +67,15 @@ pub use ctx::{Ctx, NO_OFFSET, Settings};
 mod ctx;
 pub mod session;
 
+pub mod alter_configs;
+pub mod create_partitions;
+pub mod create_topics;
 pub mod delete_records;
 pub mod delete_topics;
 pub mod describe_cluster;
+pub mod describe_configs;
 pub mod find_coordinator;
+pub mod incremental_alter_configs;
 pub mod init_producer_id;
 pub mod list_offsets;
 pub mod messages;
