@@ -9,7 +9,9 @@ use uuid::Uuid;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Once in a cluster's life, as its first command.
-    Bootstrap { cluster_id: String },
+    Bootstrap {
+        cluster_id: String,
+    },
     CreateTopic {
         name: String,
         /// Random; refused if it is taken or all zero.
@@ -20,13 +22,23 @@ pub enum Command {
         /// Only what the client set; checked by [`crate::configs::check`].
         configs: BTreeMap<String, String>,
     },
-    DeleteTopic { id: Uuid },
+    DeleteTopic {
+        id: Uuid,
+    },
     /// Grows the topic to `total` partitions.
-    CreatePartitions { id: Uuid, total: u32 },
+    CreatePartitions {
+        id: Uuid,
+        total: u32,
+    },
     /// Replaces the values set on a topic (`None` takes a key back to its default).
-    AlterTopicConfigs { id: Uuid, set: BTreeMap<String, Option<String>> },
+    AlterTopicConfigs {
+        id: Uuid,
+        set: BTreeMap<String, Option<String>>,
+    },
     /// Gives the broker the next `count` producer ids; none is ever given out twice.
-    TakeProducerIds { count: u32 },
+    TakeProducerIds {
+        count: u32,
+    },
 }
 
 /// What became of a command.

@@ -44,15 +44,29 @@ pub enum CloseReason {
 /// What happened. The driver sees each once.
 pub enum Event<'a> {
     /// A client connected; receiving is on.
-    Accepted { listener: ListenerId, conn: ConnId, peer: SocketAddr },
+    Accepted {
+        listener: ListenerId,
+        conn: ConnId,
+        peer: SocketAddr,
+    },
     /// An outgoing connection is up; receiving is on. (A failed one is `Closed`.)
-    Connected { conn: ConnId },
+    Connected {
+        conn: ConnId,
+    },
     /// Bytes came. Valid during the call only: copy what is kept.
-    Received { conn: ConnId, bytes: &'a [u8] },
+    Received {
+        conn: ConnId,
+        bytes: &'a [u8],
+    },
     /// The whole of what [`Rt::send`] was given is with the kernel; the next may be sent.
-    Sent { conn: ConnId },
+    Sent {
+        conn: ConnId,
+    },
     /// The connection is gone, and so is every operation on it. The last event of a connection, exactly once.
-    Closed { conn: ConnId, why: CloseReason },
+    Closed {
+        conn: ConnId,
+        why: CloseReason,
+    },
     Disk(DiskDone),
     /// A [`Waker`] was used since the last turn.
     Woken,
