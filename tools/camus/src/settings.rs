@@ -144,6 +144,7 @@ pub fn env_name(name: &str) -> String {
 const ENV_CONFIG: &str = "CAMUS_CONFIG";
 const ENV_TEST_PREFIX: &str = "CAMUS_TEST_";
 
+/// The setting of this name.
 pub fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|s| s.name == name)
 }
@@ -154,11 +155,13 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     if let Some((_, ours)) = OTHER_NAMES.iter().find(|(theirs, _)| *theirs == lower) {
         return Some(ours);
     }
+    let likeness = |name: &str| {
+        let own = name.strip_prefix("camus.").unwrap_or(name);
+        strsim::jaro_winkler(name, &lower).max(strsim::jaro_winkler(own, &lower))
+    };
     SETTINGS
         .iter()
-        .map(|s| {
-            (strsim::jaro_winkler(s.name, &lower).max(strsim::jaro_winkler(s.name, &format!("camus.{lower}"))), s.name)
-        })
+        .map(|s| (likeness(s.name), s.name))
         .filter(|(likeness, _)| *likeness > 0.85)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, name)| name)
