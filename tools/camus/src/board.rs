@@ -1,4 +1,5 @@
-//! What the cores show to the housekeeping thread: how far each is, and what each counts. Nothing here decides anything.
+//! What the cores show to the housekeeping thread: how far each is, and what each counts. Nothing here decides
+//! anything.
 
 use crate::memory::Budgets;
 use camus_engine::stats::CoreStats;

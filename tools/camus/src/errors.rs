@@ -1,6 +1,7 @@
 //! What a person reads when Camus says no: five parts, a code, and an exit status of its own.
 //!
-//! Every text here is held by a golden file (`golden/errors.txt`): it is part of the interface, scripts match the codes.
+//! Every text here is held by a golden file (`golden/errors.txt`): it is part of the interface, scripts match the
+//! codes.
 
 use std::fmt;
 use std::path::Path;
@@ -13,7 +14,8 @@ pub mod exit {
     pub const REFUSED: u8 = 1;
     /// The command line or a setting is wrong. Starting again does not help.
     pub const USAGE: u8 = 2;
-    /// A write or a flush failed while the broker ran. What was acknowledged is on the media; nothing was acknowledged after.
+    /// A write or a flush failed while the broker ran. What was acknowledged is on the media; nothing was acknowledged
+    /// after.
     pub const STORAGE: u8 = 10;
     /// The write-ahead log is damaged. Starting again does not help.
     pub const WAL_DAMAGED: u8 = 11;
@@ -60,7 +62,11 @@ pub struct Code {
 
 macro_rules! codes {
     ($($name:ident = $code:literal, $status:ident, $title:literal, $explain:literal;)*) => {
-        $(#[doc = $title] pub const $name: &Code = &Code { code: $code, status: exit::$status, title: $title, explain: $explain };)*
+        $(
+            #[doc = $title]
+            pub const $name: &Code =
+                &Code { code: $code, status: exit::$status, title: $title, explain: $explain };
+        )*
         /// All of them, in the order of their numbers. A number is never used again for something else.
         pub const CODES: &[&Code] = &[$($name),*];
     };
@@ -68,67 +74,69 @@ macro_rules! codes {
 
 codes! {
     UNKNOWN_SETTING = "CAM-0001", USAGE, "there is no such setting",
-"A key in the configuration file, a CAMUS_* environment variable or a --set names a setting that Camus does not have.
-Camus refuses to start instead of going on without it: a misspelt durability or memory setting that is silently ignored
-is found out at the worst time. The nearest name is given. All settings: docs/settings.md or `camus settings`.
-Environment variables that begin with CAMUS_TEST_ are left alone.";
+"A key in the configuration file, a CAMUS_* environment variable or a --set names a setting that Camus does not
+have. Camus refuses to start instead of going on without it: a misspelt durability or memory setting that is
+silently ignored is found out at the worst time. The nearest name is given. All settings: docs/settings.md or
+`camus settings`. Environment variables that begin with CAMUS_TEST_ are left alone.";
     BAD_VALUE = "CAM-0002", USAGE, "a setting has a value that is not allowed",
-"The value is of the wrong type or outside the range. Sizes take KiB, MiB, GiB (powers of 1024) or plain bytes. Where a
-setting is given more than once, a flag beats the environment, and the environment beats the file: the error names the
-place that won.";
+"The value is of the wrong type or outside the range. Sizes take KiB, MiB, GiB (powers of 1024) or plain bytes.
+Where a setting is given more than once, a flag beats the environment, and the environment beats the file: the
+error names the place that won.";
     BAD_CONFIG_FILE = "CAM-0003", USAGE, "the configuration file can not be read",
-"The file named by --config (or CAMUS_CONFIG) does not exist, can not be opened, or is not TOML. Keys may be written with
-dots (num.partitions = 3) or in tables.";
+"The file named by --config (or CAMUS_CONFIG) does not exist, can not be opened, or is not TOML. Keys may be
+written with dots (num.partitions = 3) or in tables.";
     CONTRADICTION = "CAM-0004", USAGE, "two settings contradict each other",
 "Each setting is allowed alone, but not together with another one. The error names both.";
     DATA_DIR_IO = "CAM-0101", DATA_DIR, "the data directory can not be used",
-"The operating system refused to make, open, write or flush something in the data directory. Camus needs to own it, and
-needs a file system that can flush a directory and lock a file (not tmpfs for data that matters, not NFS).";
+"The operating system refused to make, open, write or flush something in the data directory. Camus needs to own it,
+and needs a file system that can flush a directory and lock a file (not tmpfs for data that matters, not NFS).";
     DATA_DIR_LOCKED = "CAM-0102", DATA_DIR_LOCKED, "another process has the data directory",
-"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the file `lock`):
-it is gone when its process is, also after kill -9, so there is never a stale lock file to delete.";
+"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the file
+`lock`): it is gone when its process is, also after kill -9, so there is never a stale lock file to delete.";
     DATA_DIR_MISMATCH = "CAM-0103", DATA_DIR, "the data directory was made with other settings",
-"The directory remembers the node id and the number of cores (in camus.toml inside it): partitions are laid out by them,
-so they can not change later. Start with the same numbers (or without --cores: then the directory decides), or with
-another directory.";
+"The directory remembers the node id and the number of cores (in camus.toml inside it): partitions are laid out by
+them, so they can not change later. Start with the same numbers (or without --cores: then the directory decides),
+or with another directory.";
     DATA_DIR_IDENTITY = "CAM-0104", DATA_DIR, "the identity of the data directory can not be read",
-"camus.toml in the data directory says whose directory it is. It is damaged, or was written by a newer Camus, or it is
-missing though there is data beside it. Camus does not guess: restore the file from a backup, or start the version that
-wrote it.";
+"camus.toml in the data directory says whose directory it is. It is damaged, or was written by a newer Camus, or it
+is missing though there is data beside it. Camus does not guess: restore the file from a backup, or start the
+version that wrote it.";
     STORAGE = "CAM-0105", STORAGE, "a write or a flush of the write-ahead log failed",
-"After a failed write or flush nobody can know what is on the media: the kernel may have dropped the page and report
-success the next time. So Camus never retries it into success: it acknowledges nothing more and ends. Everything
-acknowledged before is on the media and is found at the next start. Look at the kernel's log (dmesg) for the device; if
-the disk is sound again, start Camus again.";
+"After a failed write or flush nobody can know what is on the media: the kernel may have dropped the page and
+report success the next time. So Camus never retries it into success: it acknowledges nothing more and ends.
+Everything acknowledged before is on the media and is found at the next start. Look at the kernel's log (dmesg)
+for the device; if the disk is sound again, start Camus again.";
     DISK_FULL_AT_START = "CAM-0106", DATA_DIR, "there is no room for the write-ahead log",
-"At start each core needs at least one segment (camus.wal.segment.bytes). Free some space on the file system of the data
-directory, or make segments smaller. While it runs, a full disk is no reason to end: produce is refused with a retriable
-error until there is room again.";
+"At start each core needs at least one segment (camus.wal.segment.bytes). Free some space on the file system of the
+data directory, or make segments smaller. While it runs, a full disk is no reason to end: produce is refused with
+a retriable error until there is room again.";
     WAL_DAMAGED = "CAM-0107", WAL_DAMAGED, "the write-ahead log is damaged in the middle",
 "A block group that was once acknowledged can not be read back whole, though later ones can: this is damage (of the
-media, of a copy, or by another program), not a write that a crash cut short. A cut-off last write is normal: it was never
-acknowledged, it is dropped at start, and you will not see this error for it. Camus changes nothing and serves nothing:
-to start with a shortened log would lose acknowledged records without a word. `camus wal verify` lists every damaged
-place and what is behind it. Restore the directory from a backup or from the disk's other copy.";
+media, of a copy, or by another program), not a write that a crash cut short. A cut-off last write is normal: it
+was never acknowledged, it is dropped at start, and you will not see this error for it. Camus changes nothing and
+serves nothing: to start with a shortened log would lose acknowledged records without a word. `camus wal verify`
+lists every damaged place and what is behind it. Restore the directory from a backup or from the disk's other
+copy.";
     WAL_FOREIGN = "CAM-0108", WAL_DAMAGED, "the write-ahead log is not one that this Camus can read",
-"The segment files carry the cluster, the core and the version of their format. These do not fit the data directory, or
-were written by a newer Camus.";
+"The segment files carry the cluster, the core and the version of their format. These do not fit the data
+directory, or were written by a newer Camus.";
     LISTEN = "CAM-0201", LISTEN, "a listener can not be opened",
 "The address is taken by another program, does not belong to this host, or the port needs privileges (below 1024).";
     RUNTIME = "CAM-0202", RUNTIME, "the kernel does not give what the loop needs",
 "With camus.io = uring Camus needs io_uring (Linux 6.1 or newer, /proc/sys/kernel/io_uring_disabled = 0, and not
-forbidden by a container's seccomp profile), and enough locked memory for its rings (ulimit -l). With camus.io = auto,
-the default, it goes on with ordinary system calls and says so.";
+forbidden by a container's seccomp profile), and enough locked memory for its rings (ulimit -l). With camus.io =
+auto, the default, it goes on with ordinary system calls and says so.";
     CORE_FAILED = "CAM-0203", CORE_FAILED, "a core has failed",
-"A thread of the broker ended by an assertion: Camus found itself in a state that must not be, and stopped before it could
-acknowledge or serve something wrong. Everything acknowledged is on the media. Please report it with the log.";
+"A thread of the broker ended by an assertion: Camus found itself in a state that must not be, and stopped before
+it could acknowledge or serve something wrong. Everything acknowledged is on the media. Please report it with the
+log.";
     STOP_TIMEOUT = "CAM-0204", STOP_TIMEOUT, "stopping took too long",
-"After SIGTERM Camus accepts nothing new and finishes what is in flight, for camus.shutdown.timeout.ms at most. The time
-was up first (a slow disk, a client that does not read). Nothing acknowledged is lost; what was not acknowledged is retried
-by the clients.";
+"After SIGTERM Camus accepts nothing new and finishes what is in flight, for camus.shutdown.timeout.ms at most. The
+time was up first (a slow disk, a client that does not read). Nothing acknowledged is lost; what was not
+acknowledged is retried by the clients.";
     UNREACHABLE = "CAM-0301", UNREACHABLE, "no broker answers",
-"Nothing listens at the address, or what listens there does not answer as a Kafka broker does (a TLS listener, an HTTP
-port). --bootstrap takes HOST:PORT of a plain listener.";
+"Nothing listens at the address, or what listens there does not answer as a Kafka broker does (a TLS listener, an
+HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
     BROKER_REFUSED = "CAM-0302", REFUSED, "the broker refused",
 "The broker understood the request and said no; its own error code and words are given.";
     BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",

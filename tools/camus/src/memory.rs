@@ -1,10 +1,11 @@
 //! How `camus.memory` is split: one budget for each use on each core (docs/adr/0006-memory.md).
 
-/// What one core may hold, bytes. At a budget the core sheds load (a throttle, a retriable error, a paused connection); it
-/// never allocates past it.
+/// What one core may hold, bytes. At a budget the core sheds load (a throttle, a retriable error, a paused connection);
+/// it never allocates past it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Budgets {
-    /// Buffers of the write-ahead log: the group that fills, those in flight, and the tail cache that fetches read from.
+    /// Buffers of the write-ahead log: the group that fills, those in flight, and the tail cache that fetches read
+    /// from.
     pub wal_bytes: usize,
     /// Requests that are being received, of all connections.
     pub in_bytes: usize,
@@ -34,7 +35,8 @@ impl Budgets {
         Budgets { wal_bytes: part(50), in_bytes: part(20), out_bytes: part(20), index_bytes: part(10) }
     }
 
-    pub fn total_bytes(&self) -> usize {
+    #[cfg(test)]
+    fn total_bytes(&self) -> usize {
         self.wal_bytes + self.in_bytes + self.out_bytes + self.index_bytes
     }
 }

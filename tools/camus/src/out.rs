@@ -14,11 +14,6 @@ pub fn line(text: impl std::fmt::Display) {
     }
 }
 
-/// A remark for the person at the terminal, on standard error.
-pub fn note(text: impl std::fmt::Display) {
-    eprintln!("{text}");
-}
-
 /// An error in its five parts, on standard error.
 pub fn error(error: &UserError) {
     eprintln!("{error}");

@@ -1,7 +1,7 @@
 //! `camus serve`: everything around the cores, in the order in which a start goes.
 //!
-//! Settings, the data directory and its lock, the HTTP port, the cores, the ready line; then it waits for a reason to end,
-//! and ends within the time for stopping.
+//! Settings, the data directory and its lock, the HTTP port, the cores, the ready line; then it waits for a reason to
+//! end, and ends within the time for stopping.
 
 use crate::board::Board;
 use crate::data_dir::{self, DataDir, Identity};

@@ -1,7 +1,7 @@
 //! Every setting of the broker: one table, and the typed form that the rest of the binary reads.
 //!
-//! A setting comes from a flag, the environment, the file or its default, in that order. Kafka's names are used for what
-//! Kafka has; what is Camus's own begins with `camus.`. An unknown key stops the start and names the nearest one.
+//! A setting comes from a flag, the environment, the file or its default, in that order. Kafka's names are used for
+//! what Kafka has; what is Camus's own begins with `camus.`. An unknown key stops the start and names the nearest one.
 
 use crate::errors::{self, UserError};
 use crate::memory::{self, Budgets};
@@ -63,7 +63,14 @@ const ONE_BROKER: Effect = Effect::NotYet("one broker keeps one copy");
 
 macro_rules! settings {
     ($($name:literal, $kind:expr, $default:literal, $unit:literal, $effect:expr, $doc:literal;)*) => {
-        pub const SETTINGS: &[Setting] = &[$(Setting { name: $name, kind: $kind, default: $default, unit: $unit, effect: $effect, doc: $doc }),*];
+        pub const SETTINGS: &[Setting] = &[$(Setting {
+            name: $name,
+            kind: $kind,
+            default: $default,
+            unit: $unit,
+            effect: $effect,
+            doc: $doc,
+        }),*];
     };
 }
 
@@ -73,23 +80,29 @@ settings! {
     "broker.rack", Kind::Text, "", "", Effect::Works,
         "Where the broker stands, as clients are told (client.rack).";
     "listeners", Kind::Listeners, "127.0.0.1:9092", "", Effect::Works,
-        "Where Kafka clients connect. Flag --listen. Port 0 lets the system choose. Plaintext only: there is no TLS and no authentication yet, so the default is the loopback.";
+        "Where Kafka clients connect. Flag --listen. Port 0 lets the system choose. Plaintext only: there is no TLS \
+         and no authentication yet, so the default is the loopback.";
     "advertised.listeners", Kind::Listeners, "", "", Effect::Works,
-        "What clients are told to connect to, one for each listener; as `listeners` where nothing is said. Needed when a listener is 0.0.0.0 or [::].";
+        "What clients are told to connect to, one for each listener; as `listeners` where nothing is said. Needed \
+         when a listener is 0.0.0.0 or [::].";
     "max.connections", Kind::Int { min: 1, max: 1_000_000 }, "10000", "connections", Effect::Works,
         "Client connections of the whole broker, shared out evenly over its cores. One too many is closed at once.";
-    "num.partitions", Kind::Int { min: 1, max: limits::PARTITIONS_PER_TOPIC_MAX as i64 }, "1", "partitions", Effect::Works,
+    "num.partitions", Kind::Int { min: 1, max: limits::PARTITIONS_PER_TOPIC_MAX as i64 },
+        "1", "partitions", Effect::Works,
         "Partitions of a topic that is made without a number.";
-    "default.replication.factor", Kind::Int { min: 1, max: 1 }, "1", "copies", ONE_BROKER,
+    "default.replication.factor", Kind::Int { min: 1, max: i16::MAX as i64 }, "1", "copies", ONE_BROKER,
         "Copies of a topic that is made without a number.";
     "auto.create.topics.enable", Kind::Bool, "true", "", Effect::Works,
         "Whether a producer's or consumer's question for a topic makes it.";
     "message.max.bytes", Kind::Bytes { min: 1, max: limits::BATCH_BYTES_MAX as u64 }, "1048588", "bytes", Effect::Works,
         "The largest record batch, as sent (compressed). Topics may set max.message.bytes.";
-    "fetch.max.bytes", Kind::Bytes { min: 1024, max: limits::FRAME_BYTES_MAX as u64 }, "57671680", "bytes", Effect::Works,
+    "fetch.max.bytes", Kind::Bytes { min: 1024, max: limits::FRAME_BYTES_MAX as u64 },
+        "57671680", "bytes", Effect::Works,
         "What one fetch returns at most, whatever the client asks for; the first batch always fits.";
-    "max.incremental.fetch.session.cache.slots", Kind::Int { min: 0, max: 1_000_000 }, "1000", "sessions", Effect::Works,
-        "Fetch sessions of the whole broker, shared out evenly over its cores. Without one a consumer sends full fetches.";
+    "max.incremental.fetch.session.cache.slots", Kind::Int { min: 0, max: 1_000_000 },
+        "1000", "sessions", Effect::Works,
+        "Fetch sessions of the whole broker, shared out evenly over its cores. Without one a consumer sends full \
+         fetches.";
     "log.retention.hours", Kind::Int { min: -1, max: i32::MAX as i64 }, "168", "hours", NO_RETENTION,
         "How long records are kept; log.retention.minutes and log.retention.ms beat it. -1: for ever.";
     "log.retention.minutes", Kind::Int { min: -1, max: i32::MAX as i64 }, "", "minutes", NO_RETENTION,
@@ -103,19 +116,25 @@ settings! {
     "camus.http", Kind::Address, "127.0.0.1:9644", "", Effect::Works,
         "Where /livez, /readyz and /metrics are. Flag --http.";
     "camus.cores", Kind::Cores, "auto", "cores", Effect::Works,
-        "Pinned threads: a number, or the CPUs to use (`0,2,4-7`; one CPU as `3,`). Flag --cores. auto: what the data directory was made with, or half the CPUs, 1 to 4, for a new one. The number can not change later.";
+        "Pinned threads: a number, or the CPUs to use (`0,2,4-7`; one CPU as `3,`). Flag --cores. auto: what the \
+         data directory was made with, or half the CPUs, 1 to 4, for a new one. The number can not change later.";
     "camus.memory", Kind::BytesOrAuto { min: memory::PER_CORE_BYTES_MIN, max: 1 << 44 }, "auto", "bytes", Effect::Works,
-        "What buffers, caches, queues and indexes may hold, all cores together; at least 128 MiB for each core. auto: a quarter of the memory, at most 1 GiB for each core.";
-    "camus.wal.segment.bytes", Kind::Bytes { min: 2 * limits::WAL_RECORD_BYTES_MAX as u64, max: 1 << 30 }, "64MiB", "bytes", Effect::Works,
+        "What buffers, caches, queues and indexes may hold, all cores together; at least 128 MiB for each core. \
+         auto: a quarter of the memory, at most 1 GiB for each core.";
+    "camus.wal.segment.bytes", Kind::Bytes { min: 2 * limits::WAL_RECORD_BYTES_MAX as u64, max: 1 << 30 },
+        "64MiB", "bytes", Effect::Works,
         "Size of a segment file of the write-ahead log; rounded up to 4 KiB.";
     "camus.wal.disk.limit", Kind::Bytes { min: 256 << 20, max: 1 << 50 }, "8GiB", "bytes", Effect::Works,
-        "What the write-ahead logs of this broker may take on the disk, shared out evenly over its cores; at least 4 segments for each. At the limit produce is refused with a retriable error.";
+        "What the write-ahead logs of this broker may take on the disk, shared out evenly over its cores; at least 4 \
+         segments for each. At the limit produce is refused with a retriable error.";
     "camus.io", Kind::Choice(&["auto", "uring", "blocking"]), "auto", "", Effect::Works,
-        "How the kernel is asked. auto: io_uring, or blocking calls where it is forbidden, saying so. uring: nothing else will do. Flag --io.";
+        "How the kernel is asked. auto: io_uring, or blocking calls where it is forbidden, saying so. uring: nothing \
+         else will do. Flag --io.";
     "camus.shutdown.timeout.ms", Kind::Int { min: 100, max: 600_000 }, "8000", "ms", Effect::Works,
         "After SIGTERM: how long what is in flight may take.";
     "camus.log", Kind::Text, "info", "", Effect::Works,
-        "What is logged to standard error: error, warn, info, debug, trace, or by module (`info,camus_engine::wal=debug`).";
+        "What is logged to standard error: error, warn, info, debug, trace, or by module \
+         (`info,camus_engine::wal=debug`).";
 }
 
 /// Names that people bring along and that are called otherwise here.
@@ -224,8 +243,8 @@ pub enum IoAsked {
     Blocking,
 }
 
-/// All settings, typed and checked against each other. What depends on the number of cores is asked for with it, since the
-/// data directory may decide it.
+/// All settings, typed and checked against each other. What depends on the number of cores is asked for with it, since
+/// the data directory may decide it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
     pub node_id: i32,
@@ -644,13 +663,17 @@ fn is_wildcard(host: &str) -> bool {
 /// `docs/settings.md`.
 pub fn page() -> String {
     let mut text = String::from(
-        "# Settings\n\n\
-         <!-- Written by `camus settings --markdown`; a test compares. Change tools/camus/src/settings.rs. -->\n\n\
-         A setting comes from a flag, the environment, the file or its default, in that order:\n\
-         `--set num.partitions=3`, `CAMUS_NUM_PARTITIONS=3`, `num.partitions = 3` in the TOML file named by `--config` (or\n\
-         `CAMUS_CONFIG`). Keys may be written with dots or in tables. Kafka's names are used for what Kafka has; what is\n\
-         Camus's own begins with `camus.`. Sizes take KiB, MiB, GiB, TiB (powers of 1024) or plain bytes. An unknown key\n\
-         stops the start and names the nearest one. All of them are read once, at the start.\n\n",
+        "# Settings
+
+<!-- Written by `camus settings --markdown`; a test compares. Change tools/camus/src/settings.rs. -->
+
+A setting comes from a flag, the environment, the file or its default, in that order: `--set num.partitions=3`,
+`CAMUS_NUM_PARTITIONS=3`, `num.partitions = 3` in the TOML file named by `--config` (or `CAMUS_CONFIG`). Keys may be
+written with dots or in tables. Kafka's names are used for what Kafka has; what is Camus's own begins with `camus.`.
+Sizes take KiB, MiB, GiB, TiB (powers of 1024) or plain bytes. An unknown key stops the start and names the nearest one.
+All settings are read once, at the start.
+
+",
     );
     for setting in SETTINGS {
         text.push_str(&describe(setting, true));
@@ -660,6 +683,13 @@ pub fn page() -> String {
         text.push_str(&format!("| {status} | {meaning} |\n"));
     }
     text
+}
+
+/// All settings in columns, for the terminal.
+pub fn overview() -> String {
+    let mut rows = vec![["SETTING", "DEFAULT", "TAKES"].map(str::to_owned).to_vec()];
+    rows.extend(SETTINGS.iter().map(|s| vec![s.name.to_owned(), s.default.to_owned(), range(&s.kind)]));
+    crate::out::table(&rows)
 }
 
 /// One setting, for the page or for the terminal.
@@ -782,7 +812,7 @@ mod tests {
             unwilling(from_flags(&[("advertised.listeners", "0.0.0.0:1")])),
             unwilling(from_file("num.partitions = \n")),
             unwilling(from_file("num.partitions = 1979-05-27\n")),
-            unwilling(from_flags(&[("default.replication.factor", "3")])),
+            unwilling(from_flags(&[("default.replication.factor", "0")])),
             from_flags(&[("camus.memory", "128MiB")])
                 .expect("alone it is valid")
                 .memory_bytes(&host(8), 2)
