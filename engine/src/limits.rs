@@ -23,6 +23,10 @@ pub const WAL_SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
 pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
 /// Segments that wait for use, pre-written. Surplus files are deleted.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
+/// Rest after which a group without records says that the last ones are on the media (docs/adr/0002), ms.
+pub const WAL_MARK_IDLE_MS: u64 = 250;
+/// How often a segment that found no space is tried again, ms.
+pub const WAL_PREPARE_RETRY_MS: u64 = 1000;
 
 /// Raft messages with entries that are under way to one follower. A deep pipeline defeats batching (docs/adr/0003).
 pub const REPLICA_INFLIGHT_MESSAGES_MAX: usize = 4;
