@@ -8,6 +8,7 @@ use camus_engine::types::CoreId;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 pub const IDENTITY_FILE: &str = "camus.toml";
@@ -38,7 +39,7 @@ impl DataDir {
     /// Makes the directory if it is not there, takes its lock, and reads whose it is.
     pub fn open(path: &Path) -> Result<DataDir, UserError> {
         let new = !path.exists();
-        std::fs::create_dir_all(path).map_err(|e| errors::data_dir_io(path, "making it", &e))?;
+        make_dir(path).map_err(|e| errors::data_dir_io(path, "making it", &e))?;
         if new {
             // Its own name must survive a crash as well.
             let parent = path.canonicalize().ok().and_then(|p| p.parent().map(Path::to_path_buf));
@@ -88,7 +89,7 @@ impl DataDir {
             // First the places for the logs, then the name: a directory with an identity is whole.
             let failed = |doing: &'static str| move |e: io::Error| (doing, e);
             let made = (0..cores)
-                .try_for_each(|core| std::fs::create_dir_all(self.core_dir(CoreId(core as u16))))
+                .try_for_each(|core| make_dir(&self.core_dir(CoreId(core as u16))))
                 .map_err(failed("making the directories of the cores"))
                 .and_then(|()| sync_dir(&self.path).map_err(failed("flushing it")))
                 .and_then(|()| {
@@ -176,6 +177,11 @@ fn write_identity(path: &Path, identity: &Identity) -> io::Result<()> {
     sync_dir(path)
 }
 
+/// Records are nobody else's to read: neither group nor others get in.
+fn make_dir(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -191,17 +197,35 @@ fn take_lock(path: &Path) -> Result<File, UserError> {
         .map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut holder = String::new();
-            // Only for the message: who it is may be unknown.
-            let _ = (&file).take(64).read_to_string(&mut holder);
-            let pid = holder.trim().parse::<u32>().ok();
-            return Err(errors::data_dir_locked(path, pid.map(|pid| (pid, command_of(pid)))));
-        }
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(locked(path, &file)),
         Err(errno) => return Err(errors::data_dir_io(path, "locking it", &errno.into())),
     }
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
     Ok(file)
+}
+
+/// For tools that read: keeps a broker from starting meanwhile, and refuses beside a running one. Changes nothing.
+pub fn hold_for_reading(path: &Path) -> Result<Option<File>, UserError> {
+    let file = match File::open(path.join(LOCK_FILE)) {
+        Ok(file) => file,
+        // A copy of a directory may come without it.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(errors::data_dir_io(path, "opening the file lock", &e)),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path, &file)),
+        Err(errno) => Err(errors::data_dir_io(path, "locking it", &errno.into())),
+    }
+}
+
+/// Who has it is written in the file.
+fn locked(path: &Path, file: &File) -> UserError {
+    let mut holder = String::new();
+    // Only for the message: who it is may be unknown.
+    let _ = file.take(64).read_to_string(&mut holder);
+    let pid = holder.trim().parse::<u32>().ok();
+    errors::data_dir_locked(path, pid.map(|pid| (pid, command_of(pid))))
 }
 
 fn command_of(pid: u32) -> String {

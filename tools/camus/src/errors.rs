@@ -3,6 +3,9 @@
 //! Every text here is held by a golden file (`golden/errors.txt`): it is part of the interface, scripts match the
 //! codes.
 
+use camus_engine::limits::BLOCK_BYTES;
+use camus_engine::types::CoreId;
+use camus_engine::wal::WalError;
 use std::fmt;
 use std::path::Path;
 
@@ -334,6 +337,47 @@ pub fn wal_foreign(data_dir: &Path, place: &str, why: &str) -> UserError {
     )
 }
 
+/// What is wrong with the log of a core: at start, in a tool, or while it runs.
+pub fn of_wal(data_dir: &Path, core: CoreId, error: &WalError) -> UserError {
+    let dir = crate::data_dir::core_dir(data_dir, core);
+    let log = dir.display().to_string();
+    let damaged = |place: &str, lost: String| wal_damaged(data_dir, place, &lost);
+    match error {
+        WalError::Damaged(damage) => {
+            let place = format!(
+                "{}, byte {} (block {}, segment {}, LSN {})",
+                damage.file,
+                damage.offset,
+                damage.offset / BLOCK_BYTES as u64,
+                damage.segment,
+                damage.lsn
+            );
+            damaged(
+                &place,
+                format!(
+                    "expected {}, found {}: {}\nrecords up to LSN {} are whole; {} later groups are there as well",
+                    damage.expected, damage.found, damage.why, damage.whole_before, damage.whole_after
+                ),
+            )
+        }
+        WalError::MissingSegment { .. } => damaged(&log, error.to_string()),
+        WalError::Truncated { file, .. }
+        | WalError::DuplicateSegment { file, .. }
+        | WalError::ImpossibleHeader { file, .. } => damaged(file, error.to_string()),
+        WalError::Record { .. } => damaged(&log, error.to_string()),
+        WalError::WrongCluster { file, .. }
+        | WalError::WrongCore { file, .. }
+        | WalError::WrongVersion { file, .. } => wal_foreign(data_dir, file, &error.to_string()),
+        WalError::Io { what, file, at, detail } => data_dir_io(
+            Path::new(file),
+            &format!("the {what} at byte {at} of a segment"),
+            &std::io::Error::other(detail.clone()),
+        ),
+        WalError::Write(disk) => storage(&log, &disk.to_string()),
+        WalError::Released { .. } => storage(&log, &error.to_string()),
+    }
+}
+
 // ---- Running ----
 
 pub fn listen(setting: &str, addr: &str, error: &std::io::Error) -> UserError {
@@ -488,6 +532,43 @@ mod tests {
         assert_golden("errors.txt", &text.join("\n"));
         let used: std::collections::BTreeSet<&str> = errors.iter().map(|e| e.code).collect();
         assert_eq!(used.len(), CODES.len(), "each code has at least one text here");
+    }
+
+    /// If this fails, an operator with a damaged disk is not told where, or is told to do the wrong thing.
+    #[test]
+    fn each_fault_of_a_log_is_told_as_it_was() {
+        use camus_engine::io::{DiskError, DiskErrorKind, FileId};
+        use camus_engine::types::{Lsn, SegmentSeq};
+        use camus_engine::wal::{Damage, Why};
+        let file = || "camus-data/core-0/000017.wal".to_owned();
+        let faults = [
+            WalError::Damaged(Box::new(Damage {
+                file: file(),
+                segment: SegmentSeq(17),
+                offset: 4096 * 4711,
+                lsn: Lsn(9_204_113),
+                expected: "crc 01020304".to_owned(),
+                found: "05060708".to_owned(),
+                why: Why::Acknowledged { durable: Lsn(9_204_120) },
+                whole_before: Lsn(9_204_112),
+                whole_after: 3,
+            })),
+            WalError::WrongVersion { file: file(), expected: 1, found: 2 },
+            WalError::Io { what: "read", file: file(), at: 4096, detail: "Input/output error (os error 5)".to_owned() },
+            WalError::Write(DiskError {
+                kind: DiskErrorKind::Io,
+                what: "write",
+                file: FileId(17),
+                at: 4096,
+                errno: Some(5),
+                detail: "Input/output error (os error 5)".to_owned(),
+            }),
+        ];
+        let text = faults.map(|f| {
+            let error = of_wal(Path::new("camus-data"), CoreId(0), &f);
+            format!("{error}\n  (exit status {})\n", error.status)
+        });
+        assert_golden("wal_errors.txt", &text.join("\n"));
     }
 
     #[test]

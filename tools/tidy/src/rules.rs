@@ -2,6 +2,7 @@
 
 use crate::house::{File, Finding, House};
 use crate::source::{Line, has_word, lines};
+use std::collections::BTreeSet;
 
 /// Columns of a line, in characters.
 pub const COLUMNS_MAX: usize = 120;
@@ -27,11 +28,31 @@ fn in_any(path: &str, rooms: &[&str]) -> bool {
     rooms.iter().any(|room| path.starts_with(room))
 }
 
+/// Files whose module is declared as a test: `#[cfg(test)] mod simulated;`.
+fn test_modules(house: &House) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for file in house.rust() {
+        let (folder, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
+        let folder = match name {
+            "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
+            name => format!("{folder}/{}", name.trim_end_matches(".rs")),
+        };
+        for line in lines(&file.text).iter().filter(|l| l.test) {
+            let words = line.code.trim().trim_start_matches("#[cfg(test)]").trim().trim_start_matches("pub ");
+            if let Some(name) = words.strip_prefix("mod ").and_then(|rest| rest.strip_suffix(';')) {
+                found.extend([format!("{folder}/{name}.rs"), format!("{folder}/{name}/mod.rs")]);
+            }
+        }
+    }
+    found
+}
+
 /// A panic that says nothing: outside tests `expect` tells why it holds.
 pub fn no_unwrap(house: &House) -> Vec<Finding> {
+    let tests = test_modules(house);
     each_line(
         house,
-        |file| !file.is_test(),
+        |file| !file.is_test() && !tests.contains(&file.path),
         |_, line| {
             (!line.test && line.code.contains(".unwrap()"))
                 .then(|| "`unwrap()` outside tests: say with `expect` why it holds, or return the error".to_owned())
@@ -198,6 +219,10 @@ mod tests {
         let text = "fn a() {\n    b().unwrap();\n}\n#[cfg(test)]\nmod tests {\n    fn c() { d().unwrap(); }\n}\n";
         one(no_unwrap(&House::of("net/src/a.rs", text)), 2);
         assert_eq!(no_unwrap(&House::of("net/tests/a.rs", text)), []);
+        let room =
+            House::of("net/src/x/mod.rs", "mod b;\n#[cfg(test)]\nmod a;\n").with("net/src/x/a.rs", "b().unwrap()");
+        assert_eq!(no_unwrap(&room.clone()), [], "a module of tests");
+        one(no_unwrap(&room.with("net/src/x/b.rs", "b().unwrap()")), 1);
         assert_eq!(no_unwrap(&House::of("net/src/a.rs", "// b().unwrap()\nlet a = \".unwrap()\";")), []);
     }
 
