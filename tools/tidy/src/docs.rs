@@ -1,9 +1,9 @@
 //! The rules on documents: what a page names must be there.
 //!
 //! How a page names a test: between backticks, and either behind the word `test` or `tests` (also capitalised, several
-//! with commas and `and`), or behind `Guards:`, or in a table's column headed `test` or `tests`. It is the name of a
-//! test function (Rust or Python), or a file (`groups.rs`, `tests/chaos/kill9.py`). How a page or a comment names a
-//! decision: `ADR 0005`, `docs/adr/0005`, or the file.
+//! with commas and `and`), or behind `Guards:` in a decision record, or in a table's column headed `test` or `tests`.
+//! It is the name of a test function (Rust or Python), or a file (`groups.rs`, `tests/chaos/kill9.py`). How a page or a
+//! comment names a decision: `ADR 0005`, `docs/adr/0005`, or the file.
 
 use crate::house::{File, Finding, House};
 use std::collections::BTreeSet;
@@ -166,7 +166,7 @@ fn named_tests(text: &str) -> Vec<(usize, String)> {
             continue;
         }
         column = None;
-        if let Some((_, guards)) = line.split_once("Guards:") {
+        if let Some((_, guards)) = line.split_once("Guards:").filter(|_| line.starts_with("Status:")) {
             push(backticked(guards.split("Replaces:").next().unwrap_or_default()));
             continue;
         }
