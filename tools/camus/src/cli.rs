@@ -3,7 +3,7 @@
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings, Sources};
 use crate::shutdown::Shutdown;
-use crate::{cores, out, serve, topic, wal};
+use crate::{cores, out, process, serve, topic, wal};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -112,6 +112,7 @@ pub fn run(cli: Cli) -> Result<(), UserError> {
         Command::Serve(args) => {
             let settings = Settings::resolve(&sources(&args, std::env::vars_os())?)?;
             start_log(&settings.log)?;
+            process::end_on_panic();
             serve::run(settings, &Arc::new(Shutdown::default()), &cores::start)
         }
         Command::Topic { bootstrap, command } => {

@@ -4,6 +4,7 @@
 //! codes.
 
 use camus_engine::limits::BLOCK_BYTES;
+use camus_engine::rt::RtError;
 use camus_engine::types::CoreId;
 use camus_engine::wal::WalError;
 use std::fmt;
@@ -414,6 +415,29 @@ pub fn core_failed(core: u16, why: &str) -> UserError {
     )
 }
 
+/// Why a core did not start, or ended without being told to.
+pub fn of_rt(core: CoreId, error: &RtError) -> UserError {
+    match error {
+        RtError::Unavailable(_) | RtError::NoMemory { .. } | RtError::Setup { .. } => {
+            runtime(core.0, &error.to_string())
+        }
+        RtError::Loop { core, .. } => core_failed(core.0, &error.to_string()),
+        RtError::Panicked { core } => core_failed(core.0, "its thread has panicked; the log says where"),
+    }
+}
+
+/// An assertion of ours did not hold.
+pub fn assertion(thread: &str, place: &str, what: &str) -> UserError {
+    UserError::new(
+        CORE_FAILED,
+        "Camus found itself in a state that must not be",
+        format!("{place} (thread {thread})"),
+        what,
+        "the whole broker ended at once; everything acknowledged is on the media",
+        "camus serve   (start it again, and please report the log)",
+    )
+}
+
 pub fn stop_timeout(after_ms: u64, left: &str) -> UserError {
     UserError::new(
         STOP_TIMEOUT,
@@ -514,6 +538,7 @@ mod tests {
             listen("listeners", "127.0.0.1:9092", &std::io::Error::from_raw_os_error(98)),
             runtime(0, "io_uring_setup: Operation not permitted (os error 1)"),
             core_failed(1, "the thread panicked: durable LSN 7 passed written 6"),
+            assertion("camus-core-1", "engine/src/wal/writer.rs:812", "durable LSN 7 passed written 6"),
             stop_timeout(8000, "2 answers were not yet with their clients"),
             unreachable("127.0.0.1:9092", "Connection refused (os error 111)"),
             broker_refused(

@@ -2,8 +2,9 @@
 //!
 //! `cli.rs` the command line; `settings.rs` every setting; `serve.rs` the order of a start and of an end, with
 //! `cores.rs` (the pinned threads), `data_dir.rs` (whose data, and one process at a time), `board.rs` + `http.rs` +
-//! `metrics.rs` (how it is), `memory.rs` (the budgets) and `shutdown.rs`; `topic.rs` over `client.rs`; `wal.rs`;
-//! `errors.rs` what a person reads when the answer is no; `out.rs` the one place that prints.
+//! `metrics.rs` (how it is), `memory.rs` (the budgets), `process.rs` (its limits and its end) and `shutdown.rs`;
+//! `topic.rs` over `client.rs`; `wal.rs`; `errors.rs` what a person reads when the answer is no; `out.rs` the one place
+//! that prints.
 
 // What only the cores use; goes when `cores.rs` starts them.
 #![allow(dead_code)]
@@ -20,6 +21,7 @@ mod http;
 mod memory;
 mod metrics;
 mod out;
+mod process;
 mod serve;
 mod settings;
 mod shutdown;

@@ -19,6 +19,13 @@ pub fn error(error: &UserError) {
     eprintln!("{error}");
 }
 
+/// Where a panic came from, if RUST_BACKTRACE asked for it.
+pub fn backtrace(trace: &std::backtrace::Backtrace) {
+    if trace.status() == std::backtrace::BacktraceStatus::Captured {
+        eprintln!("{trace}");
+    }
+}
+
 /// Columns padded to their widest cell, two blanks between them; the first row is the header.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

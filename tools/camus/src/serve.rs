@@ -9,8 +9,10 @@ use crate::errors::{self, UserError};
 use crate::http::Http;
 use crate::memory::Budgets;
 use crate::out;
-use crate::settings::{Host, Listener, Settings};
+use crate::process;
+use crate::settings::{Host, IoAsked, Listener, Settings};
 use crate::shutdown::{Shutdown, Why, watch_signals};
+use camus_engine::rt::IoChoice;
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -37,6 +39,26 @@ pub struct Plan {
     pub listeners: Vec<SocketAddr>,
 }
 
+impl Plan {
+    /// Which shell the cores may run under.
+    pub fn io(&self) -> IoChoice {
+        match self.settings.io {
+            IoAsked::Auto => IoChoice::Auto,
+            IoAsked::Uring => IoChoice::Uring,
+            IoAsked::Blocking => IoChoice::Blocking,
+        }
+    }
+
+    /// What clients of the listener at this place are told to connect to; `bound` is where it listens.
+    pub fn advertised(&self, listener: usize, bound: SocketAddr) -> (String, u16) {
+        match (self.settings.advertised.get(listener), self.settings.listeners.get(listener)) {
+            (Some(advertised), _) => (advertised.host.clone(), advertised.port),
+            (None, Some(named)) => (named.host.clone(), bound.port()),
+            (None, None) => (bound.ip().to_string(), bound.port()),
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CorePlan {
     pub cpu: Option<usize>,
@@ -61,6 +83,7 @@ pub fn run(settings: Settings, shutdown: &Arc<Shutdown>, start_cores: StartCores
     let mut data_dir = DataDir::open(&settings.data_dir)?;
     let plan = plan(settings, &host, &mut data_dir)?;
     say_what_follows_from_nothing(&plan.settings);
+    process::raise_limits(plan.settings.connections_max);
     let board = Arc::new(Board::new(plan.cores.len(), plan.budgets));
     let http = start_http(&plan.settings.http, &board)?;
     watch_signals(Arc::clone(shutdown)).map_err(|e| errors::runtime(0, &format!("signals can not be watched: {e}")))?;
@@ -235,6 +258,22 @@ mod tests {
         assert_eq!(plan.fetch_sessions_max, 500);
         assert_eq!(plan.listeners, [SocketAddr::from(([127, 0, 0, 1], 9092))]);
         assert_eq!(plan.identity.node_id, 1);
+        assert_eq!(plan.io(), IoChoice::Auto);
+    }
+
+    /// If this fails, clients are sent to an address where nobody listens.
+    #[test]
+    fn clients_are_told_what_is_advertised_or_else_where_it_listens() {
+        let host = Host { cpus: vec![0], memory_bytes: 8 << 30 };
+        let told = |more: &[(&str, &str)]| {
+            let dir = tempfile::tempdir().expect("a temporary directory");
+            let mut data_dir = DataDir::open(dir.path()).expect("new");
+            let plan = plan(settings(dir.path(), more), &host, &mut data_dir).expect("possible");
+            plan.advertised(0, SocketAddr::from(([127, 0, 0, 1], 4711)))
+        };
+        assert_eq!(told(&[("listeners", "localhost:0")]), ("localhost".to_owned(), 4711), "what port 0 became");
+        let advertised = [("listeners", "0.0.0.0:9092"), ("advertised.listeners", "broker.example:19092")];
+        assert_eq!(told(&advertised), ("broker.example".to_owned(), 19092));
     }
 
     /// If this fails, a start that can not go on has already made the directory another broker's.

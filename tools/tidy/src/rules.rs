@@ -167,8 +167,8 @@ pub fn lines_fit(house: &House) -> Vec<Finding> {
     found
 }
 
-/// Nothing is left to do in the code, and no test is switched off. What is no test but needs the test runner may be left
-/// out of a run, if its reason says which of these it is.
+/// Nothing is left to do in the code, and no test is switched off. What is no test but needs the test runner may be
+/// left out of a run, if its reason says which of these it is.
 pub fn nothing_is_left_open(house: &House) -> Vec<Finding> {
     const NO_TESTS: &[&str] = &["a child process of", "writes ", "prints "];
     let mut found = each_line(
