@@ -65,10 +65,10 @@ pub fn decisions_follow_the_template(house: &House) -> Vec<Finding> {
         if !title.starts_with(&format!("# {number} ")) {
             found.push(file.finding(1, format!("the first line is `# {number} Title`")));
         }
-        let status = lines.get(1).copied().unwrap_or_default();
+        let status = lines.iter().skip(1).take_while(|l| !l.starts_with('#')).copied().collect::<Vec<_>>().join(" ");
         let complete = ["Status: ", "Guards: ", "Replaces: "].iter().all(|part| status.contains(part));
         if !complete {
-            found.push(file.finding(2, "the second line has `Status: `, `Guards: ` and `Replaces: `"));
+            found.push(file.finding(2, "below the title stand `Status: `, `Guards: ` and `Replaces: `"));
         }
         let mut from = 0;
         for heading in ADR_HEADINGS {
@@ -103,6 +103,30 @@ pub fn named_tests_exist(house: &House) -> Vec<Finding> {
         for (number, name) in named_tests(&file.text) {
             if !there(&name) {
                 found.push(file.finding(number, format!("there is no test `{name}`")));
+            }
+        }
+    }
+    found
+}
+
+/// Every file that a page names between backticks is there: by its path, or by the end of it (`wal/record.rs`).
+pub fn named_files_exist(house: &House) -> Vec<Finding> {
+    const ENDINGS: &[&str] = &[".rs", ".py", ".md", "Cargo.toml", "deny.toml", "clippy.toml"];
+    let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_./-".contains(c));
+    let mut found = Vec::new();
+    for file in house.markdown().filter(|f| f.path != "CHANGELOG.md") {
+        let mut fenced = false;
+        for (number, line) in file.lines() {
+            fenced ^= line.trim_start().starts_with("```");
+            if fenced {
+                continue;
+            }
+            for name in backticked(line) {
+                let is_file = plain(&name) && ENDINGS.iter().any(|e| name.ends_with(e)) && !name.contains("NNNN");
+                let ending = format!("/{name}");
+                if is_file && !house.files.iter().any(|f| f.path == name || f.path.ends_with(&ending)) {
+                    found.push(file.finding(number, format!("there is no file `{name}`")));
+                }
             }
         }
     }
@@ -144,6 +168,7 @@ fn named_tests(text: &str) -> Vec<(usize, String)> {
     let mut named = Vec::new();
     let mut column: Option<usize> = None;
     let mut fenced = false;
+    let mut status = false;
     for (i, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
@@ -166,8 +191,10 @@ fn named_tests(text: &str) -> Vec<(usize, String)> {
             continue;
         }
         column = None;
-        if let Some((_, guards)) = line.split_once("Guards:").filter(|_| line.starts_with("Status:")) {
-            push(backticked(guards.split("Replaces:").next().unwrap_or_default()));
+        // From `Status:` to the first heading of a decision record.
+        status = line.starts_with("Status:") || (status && !line.starts_with('#'));
+        if status {
+            push(backticked(line));
             continue;
         }
         push(behind_the_word(line));
@@ -324,6 +351,15 @@ mod tests {
                     | claim | tests |\n|---|---|\n| a `x_y` | `commits_survive_a_crash`, ADR 0005 |\n\
                     ```\nTest `not_in_a_listing`\n```\n";
         assert_eq!(named_tests_exist(&house(good)), []);
+    }
+
+    #[test]
+    fn a_file_that_does_not_exist_is_found() {
+        let house = |page: &str| House::of("docs/a.md", page).with("engine/src/wal/record.rs", "");
+        one(named_files_exist(&house("x\nsee `wal/gone.rs`")), 2);
+        one(named_files_exist(&house("`cord.rs`")), 1);
+        let good = "`wal/record.rs`, `record.rs`, `docs/adr/NNNN-title.md`, `*/golden/*.rs`\n```\n`gone.rs`\n```";
+        assert_eq!(named_files_exist(&house(good)), []);
     }
 
     #[test]

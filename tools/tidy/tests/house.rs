@@ -84,6 +84,11 @@ fn tests_that_pages_name_exist() {
 }
 
 #[test]
+fn files_that_pages_name_exist() {
+    hold(docs::named_files_exist);
+}
+
+#[test]
 fn dependencies_have_their_reason() {
     hold(docs::dependencies_have_a_reason);
 }
