@@ -128,7 +128,7 @@ def test_what_a_reader_saw_is_there_after_kill_9(broker, client):
 @pytest.mark.parametrize("acks", [-1, 1])
 def test_nothing_is_answered_or_visible_while_the_disk_holds_the_write(serve, tmp_path, acks):
     """Lost otherwise: acknowledged and seen records, at a power failure. The file system is frozen: no write completes."""
-    with small_ext4(tmp_path, 256) as mount:
+    with small_ext4(tmp_path, 400) as mount:
         broker = serve(data_dir=mount / "data")
         client = Client(broker)
         try:

@@ -44,8 +44,8 @@ class Camus:
     def __init__(self, data_dir, cores=1, io=None, settings=None, env=None, args=()):
         self.data_dir, self.cores = Path(data_dir), cores
         self.io = io or os.environ.get("CAMUS_TEST_IO", "uring")
-        # Small segments: a start pre-writes little, and a test crosses several of them.
-        self.settings = {"camus.wal.segment.bytes": 20 * MIB, **(settings or {})}
+        # The smallest segments: a start pre-writes little, and a test crosses several of them.
+        self.settings = {"camus.wal.segment.bytes": 32 * MIB, **(settings or {})}
         self.env, self.args = env or {}, args
         self.process, self.address, self.http, self.cluster = None, "127.0.0.1:0", "127.0.0.1:0", None
         self.logs, self.runs = self.data_dir.parent / f"{self.data_dir.name}-logs", 0
@@ -203,7 +203,8 @@ class Client:
         def led():
             found = self.on().metadata([name])["topics"][name]
             return len(found["partitions"]) == partitions and all(
-                p["error"] == 0 and p["leader"] >= 0 for p in found["partitions"])
+                p["error"] == 0 and p["leader"] >= 0 for p in found["partitions"]) and all(
+                self.on().list_offset(name, -1, p)[0] == 0 for p in range(partitions))
         until(led, what=f"every partition of {name} has a leader")
 
     def put(self, topic, values, partition=0, **fields):

@@ -365,7 +365,8 @@ class Conn:
         return error
 
     def delete_topic(self, name, version=4, timeout_ms=20000):
-        w = W(version >= 4).array([name], lambda n: w.string(n)).put("i", timeout_ms).tags()
+        w = W(version >= 4)
+        w.array([name], w.string).put("i", timeout_ms).tags()
         self.send(DELETE_TOPICS, version, w.out)
         r = self.receive(DELETE_TOPICS, version)
         r.get("i")
