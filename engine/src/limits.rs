@@ -24,6 +24,15 @@ pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
 /// Segments that wait for use, pre-written. Surplus files are deleted.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
 
+/// Raft messages with entries that are under way to one follower. A deep pipeline defeats batching (docs/adr/0003).
+pub const REPLICA_INFLIGHT_MESSAGES_MAX: usize = 4;
+/// Entries of one Raft message that are read back from the log.
+pub const REPLICA_MESSAGE_ENTRIES_MAX: usize = 256;
+/// Entries of a shard that are proposed and not committed.
+pub const REPLICA_UNCOMMITTED_ENTRIES_MAX: usize = 65_536;
+/// Entries whose length and checksum a replica with followers keeps in memory. Older ones are looked up in the WAL.
+pub const REPLICA_TAIL_ENTRIES_MAX: usize = 4096;
+
 /// A request frame, bytes: Kafka's `socket.request.max.bytes` default.
 pub const FRAME_BYTES_MAX: usize = 100 * 1024 * 1024;
 /// Default of `message.max.bytes`: a record batch, Kafka's default.
@@ -35,6 +44,10 @@ pub const BATCH_BYTES_MAX: usize = WAL_RECORD_BYTES_MAX;
 pub const PRODUCER_BATCHES_MAX: usize = 5;
 /// Producers that one partition remembers; the one idle longest is forgotten first.
 pub const PRODUCERS_PER_PARTITION_MAX: usize = 10_000;
+/// Leader epochs whose first offset a partition remembers; the oldest is forgotten first.
+pub const EPOCHS_PER_PARTITION_MAX: usize = 4096;
+/// Records at fault that the refusal of one batch names. A batch may have a million; its answer stays small.
+pub const RECORD_ERRORS_MAX: usize = 100;
 
 /// Partitions of one topic.
 pub const PARTITIONS_PER_TOPIC_MAX: usize = 10_000;
@@ -48,9 +61,47 @@ pub const PARKED_PRODUCES_MAX: usize = 4096;
 
 /// What a compressed batch may grow to when its records are read: a bomb stops here.
 pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// What any compressed batch may grow to, however small it is: Kafka clients build batches of 1 MiB by default, so this
+/// is far above honest use, and unpacking it costs a core a few ms.
+pub const DECOMPRESSED_BYTES_FREE: usize = 16 * 1024 * 1024;
+/// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many (gzip's own maximum is 1032).
+pub const DECOMPRESSED_RATIO_MAX: usize = 1024;
 
+/// Entries of a ring's submission queue. What does not fit waits in a backlog; a system call takes this many at most.
+pub const RING_ENTRIES: u32 = 512;
+/// Entries of a ring's completion queue. What does not fit is kept by the kernel (IORING_FEAT_NODROP).
+pub const RING_COMPLETIONS: u32 = 4096;
+/// Buffers that a core receives into; a power of two (the kernel's ring). They are given back within the turn.
+pub const RECV_BUFFERS: u16 = 256;
+/// One of them. With more, a large request takes fewer turns; all of them together are what one turn can receive.
+pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
+/// Parts that one system call sends; the kernel allows 1,024.
+pub const SEND_PARTS_MAX: usize = 64;
+/// Connections that wait to be accepted, per listener.
+pub const LISTEN_BACKLOG: i32 = 1024;
+/// Clients of one core, if nothing else is said. Each needs a descriptor.
+pub const CONNS_PER_CORE_DEFAULT: usize = 10_000;
+/// Listeners of one core.
+pub const LISTENERS_MAX: usize = 16;
+/// WAL files that a core's disk keeps open; the one used longest ago is closed first.
+pub const FILES_OPEN_MAX: usize = 256;
+
+const _: () = assert!(RECV_BUFFERS.is_power_of_two());
 const _: () = assert!(WAL_GROUP_BYTES_MAX.is_multiple_of(BLOCK_BYTES));
 const _: () = assert!(WAL_CHUNK_BYTES >= WAL_GROUP_BYTES_MAX);
 const _: () = assert!(WAL_SEGMENT_BYTES >= 2 * WAL_RECORD_BYTES_MAX as u64);
 const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);
+const _: () = assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
+const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
+
+/// Reads of the WAL's files at the disk at once, per core.
+pub const DISK_READS_IN_FLIGHT_MAX: usize = 32;
+/// One read of the disk: a run of neighbouring batches.
+pub const DISK_READ_BYTES_MAX: u64 = 1024 * 1024;
+/// What lies between two batches of a run and is read for nothing, at most.
+pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
+
+/// One part of a shard's snapshot: it must fit into a group beside other records.
+pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 * 1024;
+const _: () = assert!(SNAPSHOT_PART_BYTES_MAX <= WAL_GROUP_BYTES_MAX / 2);

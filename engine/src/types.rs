@@ -69,6 +69,13 @@ newtype!(
     /// Wall clock, ms since 1970: what record timestamps are. May jump.
     WallMs(i64));
 
+/// An entry of a shard's Raft log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct EntryId {
+    pub term: Term,
+    pub index: Index,
+}
+
 /// The shard whose log is the cluster's metadata.
 pub const META_SHARD: ShardId = ShardId(0);
 

@@ -32,6 +32,13 @@ pub struct Topic {
 }
 
 impl Image {
+    /// An image of these topics: for tests of what reads one.
+    pub fn of(version: u64, cluster_id: &str, topics: impl IntoIterator<Item = Topic>) -> Image {
+        let mut image = Image { version, cluster_id: cluster_id.to_owned(), ..Image::default() };
+        topics.into_iter().for_each(|topic| image.put(topic));
+        image
+    }
+
     pub fn topic(&self, name: &str) -> Option<&Arc<Topic>> {
         self.by_name.get(name)
     }

@@ -3,12 +3,20 @@
 //! In:  [`DiskOp`]s, through [`Disk::submit`]. Out: exactly one [`DiskDone`] each, as an event of the core's loop.
 //! Before the loop runs, [`Volume`] reads synchronously (recovery). Nothing here knows what the bytes mean.
 //! Files: `buf.rs` aligned, shared buffers; `uring.rs` operations on the core's ring; `blocking.rs` pread/pwrite on a
-//! helper thread, where io_uring is forbidden; `sim.rs` a simulated disk with volatile and durable state.
+//! helper thread, where io_uring is forbidden; `background.rs` making and removing files; `files.rs` their names, and
+//! which are open; `volume.rs` the directory before the loop runs; `sim.rs` a simulated disk.
 //! A file is named by its [`FileId`]: `000017.wal` in the core's directory.
 
 use bytes::Bytes;
 use std::fmt;
 use std::io;
+
+mod background;
+pub mod buf;
+pub(crate) mod files;
+pub mod uring;
+mod volume;
+pub use volume::RealVolume;
 
 /// A file of the core's directory. Chosen by whoever has it prepared; a number may be used again after a removal.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

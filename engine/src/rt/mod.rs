@@ -5,9 +5,16 @@
 //! the order of work in production is the order in the simulator.
 //!
 //! Every operation ends in exactly one completion; a buffer is the kernel's until its last one. No type of a shell is
-//! seen outside its file. Files: `uring.rs` the default shell (one io_uring ring a core); `poll.rs` epoll and a helper
-//! thread for the disk, where io_uring is forbidden; `sim.rs` one thread, virtual time, seeded; `mesh.rs` the bounded
-//! lanes between cores; `wake.rs` how a foreign thread reaches a loop.
+//! seen outside its file.
+//!
+//! To run the cores of a broker: make a [`Bell`] and a [`crate::io::buf::ChunkPool`] for each, give every core's
+//! [`mesh::Port`] the wakers of all, then [`spawn_core`] each. The driver is made on the core's own thread, after the
+//! shell is up.
+//!
+//! Files: `uring.rs` the default shell (one io_uring ring a core); `poll.rs` epoll and helper threads for the disk, where
+//! io_uring is forbidden; `sim.rs` one thread, virtual time, seeded; `core.rs` threads, pinning, the choice of a shell;
+//! `mesh.rs` the bounded lanes between cores; `wake.rs` how a foreign thread reaches a loop; `slots.rs` connection ids;
+//! `outgoing.rs` what is being sent; `machine.rs` clock, chance and sockets of this machine; `rng.rs` chance from a seed.
 
 use crate::io::{Disk, DiskDone};
 use crate::types::{Mono, WallMs};
@@ -16,8 +23,17 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 
+mod core;
+mod machine;
+pub mod mesh;
+mod outgoing;
+pub mod rng;
+mod slots;
+mod uring;
 pub mod wake;
-pub use wake::Waker;
+pub use self::core::{CoreConfig, CoreHandle, IoChoice, RtError, RtUnavailable, ShellKind, Tuning, run, spawn_core};
+pub(crate) use machine::{memlock_bytes, spawn as spawn_helper};
+pub use wake::{Bell, Waker};
 
 /// A connection. `slot` is dense and used again; `generation` tells its users apart, so that a late completion can not
 /// meet a new owner.
@@ -44,15 +60,29 @@ pub enum CloseReason {
 /// What happened. The driver sees each once.
 pub enum Event<'a> {
     /// A client connected; receiving is on.
-    Accepted { listener: ListenerId, conn: ConnId, peer: SocketAddr },
+    Accepted {
+        listener: ListenerId,
+        conn: ConnId,
+        peer: SocketAddr,
+    },
     /// An outgoing connection is up; receiving is on. (A failed one is `Closed`.)
-    Connected { conn: ConnId },
+    Connected {
+        conn: ConnId,
+    },
     /// Bytes came. Valid during the call only: copy what is kept.
-    Received { conn: ConnId, bytes: &'a [u8] },
+    Received {
+        conn: ConnId,
+        bytes: &'a [u8],
+    },
     /// The whole of what [`Rt::send`] was given is with the kernel; the next may be sent.
-    Sent { conn: ConnId },
+    Sent {
+        conn: ConnId,
+    },
     /// The connection is gone, and so is every operation on it. The last event of a connection, exactly once.
-    Closed { conn: ConnId, why: CloseReason },
+    Closed {
+        conn: ConnId,
+        why: CloseReason,
+    },
     Disk(DiskDone),
     /// A [`Waker`] was used since the last turn.
     Woken,
@@ -115,6 +145,36 @@ pub struct LoopStats {
     pub turn_ns_max: std::sync::atomic::AtomicU64,
     /// ns spent in turns (not waiting).
     pub busy_ns: std::sync::atomic::AtomicU64,
+    /// Connections that were closed at once, since the core had its full number.
+    pub conns_refused: std::sync::atomic::AtomicU64,
+    /// Times that accepting failed (out of descriptors, mostly) and was tried again later.
+    pub accept_failures: std::sync::atomic::AtomicU64,
+    /// Disk writes out of a registered buffer, and those out of others.
+    pub writes_registered: std::sync::atomic::AtomicU64,
+    pub writes_unregistered: std::sync::atomic::AtomicU64,
+}
+
+impl LoopStats {
+    /// One turn of `ns` with `events`.
+    pub(crate) fn turn(&self, ns: u64, events: u64) {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.turns.fetch_add(1, Relaxed);
+        self.events.fetch_add(events, Relaxed);
+        self.busy_ns.fetch_add(ns, Relaxed);
+        self.turn_ns_max.fetch_max(ns, Relaxed);
+    }
+}
+
+impl<D: Driver + ?Sized> Driver for Box<D> {
+    fn start(&mut self, rt: &mut dyn Rt) {
+        (**self).start(rt);
+    }
+    fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>) {
+        (**self).event(rt, event);
+    }
+    fn turn_end(&mut self, rt: &mut dyn Rt) -> Turn {
+        (**self).turn_end(rt)
+    }
 }
 
 impl fmt::Debug for Event<'_> {

@@ -1,6 +1,8 @@
 //! What a core may be asked about its partitions, and how it answers. Plain data: it crosses cores through the mesh.
 
-use crate::types::{CoreId, LeaderEpoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, ShardId, Term, WallMs};
+use crate::types::{
+    CoreId, LeaderEpoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, ShardId, Term, WallMs,
+};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,8 @@
 //! The head of a record: what the WAL and a recovery know of it without reading its body.
 
-use crate::types::{Index, Offset, PartitionId, ProducerEpoch, ProducerId, SegmentSeq, Sequence, ShardId, Term, WallMs};
+use crate::types::{
+    Index, Offset, PartitionId, ProducerEpoch, ProducerId, SegmentSeq, Sequence, ShardId, Term, WallMs,
+};
 
 /// What a record is. Numbers are on disk: never change one, never use one again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

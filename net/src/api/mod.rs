@@ -63,5 +63,6 @@ pub enum Outcome {
     Sleep(Mono, AfterSleep),
 }
 
-pub use ctx::Ctx;
+pub use ctx::{Ctx, NO_OFFSET, Settings};
 mod ctx;
+pub mod session;

@@ -1,0 +1,108 @@
+//! The files of one core's directory: their names, and which are open.
+
+use super::{DiskError, DiskErrorKind, FileId};
+use crate::limits::FILES_OPEN_MAX;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// `000017.wal`.
+pub(crate) fn name(file: FileId) -> String {
+    format!("{:06}.wal", file.0)
+}
+
+/// What a file is called until it is whole.
+pub(super) fn temporary_name(file: FileId) -> String {
+    format!("{:06}.wal.tmp", file.0)
+}
+
+pub(super) fn is_temporary(name: &str) -> bool {
+    name.strip_suffix(".tmp").is_some_and(|name| parse(name).is_some())
+}
+
+/// The number in a file's name; `None` for what is not ours.
+pub(super) fn parse(file_name: &str) -> Option<FileId> {
+    let digits = file_name.strip_suffix(".wal")?;
+    let id = FileId(digits.parse().ok()?);
+    (name(id) == file_name).then_some(id)
+}
+
+/// Opens for direct I/O; where the file system has none, with the page cache and a warning.
+pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    match options.custom_flags(libc::O_DIRECT).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!(path = %path.display(), "this file system has no direct I/O; for development only");
+            options.custom_flags(0).open(path)
+        }
+        opened => opened,
+    }
+}
+
+/// Open files by number, at most [`FILES_OPEN_MAX`]. An operation in flight keeps its own reference.
+pub(super) struct OpenFiles {
+    dir: PathBuf,
+    open: BTreeMap<FileId, (Arc<File>, u64)>,
+    uses: u64,
+}
+
+impl OpenFiles {
+    pub fn new(dir: PathBuf) -> OpenFiles {
+        OpenFiles { dir, open: BTreeMap::new(), uses: 0 }
+    }
+
+    pub fn get(&mut self, file: FileId) -> io::Result<Arc<File>> {
+        self.uses += 1;
+        if let Some((open, used)) = self.open.get_mut(&file) {
+            *used = self.uses;
+            return Ok(open.clone());
+        }
+        let opened = open_direct(&self.dir.join(name(file)), OpenOptions::new().read(true).write(true))?;
+        if self.open.len() >= FILES_OPEN_MAX {
+            let oldest = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(file, _)| *file);
+            self.open.remove(&oldest.expect("the table is full, so it is not empty"));
+        }
+        let opened = Arc::new(opened);
+        self.open.insert(file, (opened.clone(), self.uses));
+        Ok(opened)
+    }
+
+    /// The number may soon mean another file.
+    pub fn forget(&mut self, file: FileId) {
+        self.open.remove(&file);
+    }
+}
+
+/// A system's error as ours.
+pub(super) fn error(what: &'static str, file: FileId, at: u64, cause: &io::Error) -> DiskError {
+    let errno = cause.raw_os_error();
+    let kind = match errno {
+        Some(libc::ENOSPC | libc::EDQUOT) => DiskErrorKind::NoSpace,
+        _ => DiskErrorKind::Io,
+    };
+    DiskError { kind, what, file, at, errno, detail: cause.to_string() }
+}
+
+/// A transfer that ended early without an error: at the end of the file, or worse.
+pub(super) fn short(what: &'static str, file: FileId, at: u64, moved: usize, wanted: usize) -> DiskError {
+    let detail = format!("only {moved} of {wanted} bytes were transferred");
+    DiskError { kind: DiskErrorKind::Io, what, file, at, errno: None, detail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lost if it fails: recovery would take a half-made file for a segment, or miss one.
+    #[test]
+    fn only_whole_files_have_a_number() {
+        assert_eq!(parse(&name(FileId(17))), Some(FileId(17)));
+        assert_eq!(parse(&name(FileId(12_345_678))), Some(FileId(12_345_678)));
+        for other in ["17.wal", "000017.wal.tmp", "000017", "+00017.wal", "0000017.wal", ".wal", "LOCK"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+        assert!(is_temporary(&temporary_name(FileId(3))) && !is_temporary("x.tmp"));
+    }
+}

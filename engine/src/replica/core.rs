@@ -1,0 +1,543 @@
+//! The replica: Raft driven by ticks, proposals, messages and the WAL's flushes.
+
+use super::log::{Descriptor, ENTRY_BYTES, Entry, HardState, LogView, RecoveredLog};
+use super::message::{Message, MessageKind};
+use crate::limits;
+use crate::types::{EntryId, Index, ShardId, Term};
+use crate::wal::record::RecordKind;
+use raft::{RawNode, StateRole, eraftpb};
+use std::collections::VecDeque;
+
+/// Ticks without a word from a leader after which a follower asks for votes. Whoever ticks adds the jitter: Raft's own
+/// is switched off, because it draws from a generator that no seed repeats.
+const ELECTION_TICKS: usize = 10;
+const HEARTBEAT_TICKS: usize = 2;
+
+/// This replica does not lead the shard, or does not serve yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this replica does not lead the shard")]
+pub struct NotLeader;
+
+/// A message that was not taken. Raft goes on without it: messages may be lost.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StepError {
+    #[error("a message for replica {to} of shard {shard} came to replica {me} of shard {my_shard}")]
+    NotForMe { shard: ShardId, to: u64, my_shard: ShardId, me: u64 },
+    #[error("replica {from} is no voter of shard {shard}")]
+    Stranger { shard: ShardId, from: u64 },
+    #[error("entry {index} came without its descriptor")]
+    NoDescriptor { index: Index },
+    #[error("entry {index} came after entry {after}")]
+    Disorder { index: Index, after: Index },
+    #[error("raft refused the message: {why}")]
+    Refused { why: String },
+}
+
+/// What is to happen after a call, in this order: `hard_state` and then `entries` go to the WAL; `messages` are sent;
+/// `committed` is applied; then the shard is served or no longer served. Reused: each call clears it first.
+#[derive(Clone, Default, Debug)]
+pub struct ReadyOut {
+    /// To be logged before `entries`, with them or earlier.
+    pub hard_state: Option<HardState>,
+    /// To be logged, in this order: what was proposed here, the noop of a new leader, what a leader sent. One at a
+    /// position that is taken replaces it and all after it.
+    pub entries: Vec<Entry>,
+    /// May be sent at once: what has to wait for the WAL is held back until it is durable.
+    pub messages: Vec<Message>,
+    /// Newly committed, in order. A follower and a leader may learn of it before their own WAL has flushed the entry: a
+    /// majority has.
+    pub committed: Vec<EntryId>,
+    /// The last one of all that were ever reported in `committed`.
+    pub committed_to: Index,
+    /// What [`Replica::persisted`] is to be called with when `hard_state` and `entries` are durable. 0: nothing to log.
+    pub number: u64,
+    /// Leadership is gone: what is proposed and not committed may or may not become so under another leader. If
+    /// `became_leader` is set as well, it was won again after that.
+    pub lost_leadership: bool,
+    /// This replica leads in this term, and with `committed` applied it has applied everything of earlier terms.
+    pub became_leader: Option<Term>,
+}
+
+impl ReadyOut {
+    /// Nothing is to be done.
+    pub fn is_empty(&self) -> bool {
+        self.number == 0
+            && self.messages.is_empty()
+            && self.committed.is_empty()
+            && !self.lost_leadership
+            && self.became_leader.is_none()
+    }
+
+    fn clear(&mut self) {
+        self.hard_state = None;
+        self.entries.clear();
+        self.messages.clear();
+        self.committed.clear();
+        self.number = 0;
+        self.lost_leadership = false;
+        self.became_leader = None;
+    }
+}
+
+/// Messages that must not be sent before what Raft wanted logged with or before them is durable.
+struct Held {
+    number: u64,
+    /// Something is to be logged under this number.
+    logged: bool,
+    messages: Vec<eraftpb::Message>,
+}
+
+/// One shard's copy on this core.
+///
+/// Lives on the shard's core; owned by its pump. After each call that may have changed something, the pump takes
+/// [`Replica::ready`] before the turn ends. The numbers of [`ReadyOut`] are persisted in their order.
+pub struct Replica {
+    shard: ShardId,
+    me: u64,
+    raw: RawNode<LogView>,
+    /// What is in the WAL or on the way there, apart from the commit index.
+    logged: (Term, u64),
+    held: VecDeque<Held>,
+    /// The last number given out, and the last one that is durable.
+    number_given: u64,
+    number_durable: u64,
+    /// The last index that was reported as committed.
+    reported: Index,
+    /// The term in which this replica serves: it leads, and an entry of this term was reported as committed.
+    serving: Option<Term>,
+}
+
+impl Replica {
+    /// `me` and `voters`: raft ids, not 0, `me` among them. A replica begins as a follower in the term that it had.
+    ///
+    /// # Panics
+    /// If `recovered` contradicts itself: entries are missing, or the hard state of their term is.
+    pub fn new(shard: ShardId, me: u64, voters: &[u64], recovered: RecoveredLog) -> Replica {
+        assert!(
+            voters.contains(&me) && !voters.contains(&0),
+            "voters {voters:?} of shard {shard}, and {me} among them"
+        );
+        let view = LogView::new(shard, voters, &recovered);
+        let initial = view.initial();
+        let applied = recovered.applied.max(view.before());
+        let config = raft::Config {
+            id: me,
+            election_tick: ELECTION_TICKS,
+            min_election_tick: ELECTION_TICKS,
+            max_election_tick: ELECTION_TICKS + 1,
+            heartbeat_tick: HEARTBEAT_TICKS,
+            applied: applied.0,
+            max_size_per_msg: limits::REPLICA_MESSAGE_ENTRIES_MAX as u64 * ENTRY_BYTES,
+            // Committed entries are taken as positions; this bounds what Raft makes of them by the way.
+            max_committed_size_per_ready: limits::REPLICA_MESSAGE_ENTRIES_MAX as u64 * ENTRY_BYTES,
+            max_inflight_msgs: limits::REPLICA_INFLIGHT_MESSAGES_MAX,
+            check_quorum: true,
+            pre_vote: true,
+            batch_append: true,
+            ..raft::Config::default()
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let raw =
+            RawNode::new(&config, view, &logger).expect("the configuration and the recovered log were checked above");
+        Replica {
+            shard,
+            me,
+            raw,
+            logged: (initial.term, initial.vote),
+            held: VecDeque::new(),
+            number_given: 0,
+            number_durable: 0,
+            reported: applied,
+            serving: None,
+        }
+    }
+
+    pub fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    /// 10 ms of time went by (the driver's choice). Followers must not tick in step: add jitter.
+    pub fn tick(&mut self) {
+        self.raw.tick();
+    }
+
+    /// Asks for votes now. A single voter leads at once and serves when its first entry is durable.
+    pub fn campaign(&mut self) {
+        // Raft becomes leader on what is durable only.
+        if self.held.is_empty() {
+            self.raw.campaign().expect("a local message is never refused");
+        }
+    }
+
+    /// Leads and serves: entries can be proposed.
+    pub fn is_leader(&self) -> bool {
+        self.serving.is_some_and(|term| self.leads(term))
+    }
+
+    /// The replica that leads as far as this one knows.
+    pub fn leader(&self) -> Option<u64> {
+        Some(self.raw.raft.leader_id).filter(|id| *id != 0)
+    }
+
+    fn leads(&self, term: Term) -> bool {
+        self.raw.raft.state == StateRole::Leader && self.raw.raft.term == term.0
+    }
+
+    pub fn term(&self) -> Term {
+        Term(self.raw.raft.term)
+    }
+
+    /// What a majority has flushed, as far as this replica knows.
+    pub fn commit(&self) -> Index {
+        Index(self.raw.raft.raft_log.committed)
+    }
+
+    pub fn last(&self) -> Index {
+        Index(self.raw.raft.raft_log.last_index())
+    }
+
+    /// The term, vote and commit index of now: what has to be in a segment that outlives the one with the last record.
+    pub fn hard_state(&self) -> HardState {
+        HardState { term: self.logged.0, vote: self.logged.1, commit: self.commit() }
+    }
+
+    /// The term of an entry that is in the log.
+    pub fn term_of(&self, index: Index) -> Option<Term> {
+        if index < self.raw.store().before() || index > self.last() {
+            return None;
+        }
+        self.raw.raft.raft_log.term(index.0).ok().map(Term)
+    }
+
+    /// Whether proposals should go on: the entries that wait for a majority are bounded.
+    pub fn has_room(&self) -> bool {
+        (self.last().0 - self.commit().0) < limits::REPLICA_UNCOMMITTED_ENTRIES_MAX as u64
+    }
+
+    /// Gives an entry its place in the log. `crc`: CRC32C of the body as it will be in the WAL. The entry comes back in
+    /// the next [`ReadyOut::entries`].
+    pub fn propose(&mut self, kind: RecordKind, body_len: u32, crc: u32) -> Result<EntryId, NotLeader> {
+        if !self.is_leader() {
+            return Err(NotLeader);
+        }
+        let index = Index(self.last().0 + 1);
+        let data = Descriptor { kind, len: body_len, crc }.encode();
+        self.raw.propose(Vec::new(), data).map_err(|_| NotLeader)?;
+        assert_eq!(self.last(), index, "a proposal is exactly one entry");
+        Ok(EntryId { term: self.term(), index })
+    }
+
+    /// A message from another replica. What comes of it is in the next [`Replica::ready`].
+    pub fn step(&mut self, message: Message) -> Result<(), StepError> {
+        let Message { shard, from, to, .. } = message;
+        if shard != self.shard || to != self.me {
+            return Err(StepError::NotForMe { shard, to, my_shard: self.shard, me: self.me });
+        }
+        if from == self.me || self.raw.raft.prs().get(from).is_none() {
+            return Err(StepError::Stranger { shard, from });
+        }
+        let mut after = message.log.index;
+        for entry in &message.entries {
+            if entry.about.is_none() {
+                return Err(StepError::NoDescriptor { index: entry.id.index });
+            }
+            if message.kind == MessageKind::Append && entry.id.index.0 != after.0 + 1 {
+                return Err(StepError::Disorder { index: entry.id.index, after });
+            }
+            after = entry.id.index;
+        }
+        self.raw.step(message.into_raft()).map_err(|e| StepError::Refused { why: e.to_string() })
+    }
+
+    /// What is to be done now. Cheap when there is nothing.
+    pub fn ready(&mut self, out: &mut ReadyOut) {
+        out.clear();
+        self.collect(out);
+    }
+
+    /// Everything up to `number` is durable. What comes of it is in `out`, as from [`Replica::ready`]: commits, and
+    /// messages that had to wait.
+    ///
+    /// # Panics
+    /// If the number was not given out, or a larger one was durable before: an order that can not be.
+    pub fn persisted(&mut self, number: u64, out: &mut ReadyOut) {
+        assert!(
+            self.number_durable < number && number <= self.number_given,
+            "shard {}: ready {number} is durable after {}, given out were {}",
+            self.shard,
+            self.number_durable,
+            self.number_given
+        );
+        out.clear();
+        self.number_durable = number;
+        let mut up_to = None;
+        while let Some(held) = self.held.pop_front_if(|held| !held.logged || held.number <= number) {
+            up_to = Some(held.number);
+            self.send(held.messages, out);
+        }
+        if let Some(up_to) = up_to {
+            self.raw.on_persist_ready(up_to);
+        }
+        self.collect(out);
+    }
+
+    /// Forgets the entries below `below`. What is not applied, and the last applied one, stays.
+    pub fn compact(&mut self, below: Index) {
+        let applied = self.raw.raft.raft_log.applied;
+        let up_to = below.0.saturating_sub(1).min(applied);
+        self.raw.mut_store().compact(Index(up_to));
+    }
+
+    fn send(&self, messages: Vec<eraftpb::Message>, out: &mut ReadyOut) {
+        let mended = messages.into_iter().filter_map(|m| self.mend(Message::from_raft(self.shard, m)));
+        out.messages.extend(mended);
+    }
+
+    /// raft 0.7 with `batch_append` adds entries to a waiting Append without any, even where they do not follow on its
+    /// position (a rejection moved it back in between). Its receiver would acknowledge entries that it does not have.
+    /// The position is put right; where that can not be known any more the message is lost, as any message may be.
+    fn mend(&self, mut message: Message) -> Option<Message> {
+        let Some(first) = message.entries.first() else { return Some(message) };
+        let before = Index(first.id.index.0 - 1);
+        if message.kind == MessageKind::Append && message.log.index != before {
+            if !self.leads(message.term) {
+                return None;
+            }
+            message.log = EntryId { term: self.term_of(before)?, index: before };
+        }
+        Some(message)
+    }
+
+    fn collect(&mut self, out: &mut ReadyOut) {
+        while self.raw.has_ready() {
+            let mut ready = self.raw.ready();
+            let number = ready.number();
+            assert!(ready.snapshot().is_empty(), "nobody sends snapshots");
+
+            let mut logged = false;
+            if let Some(hard_state) = ready.hs() {
+                let vote = (Term(hard_state.term), hard_state.vote);
+                // A commit index alone is not worth a record: each entry's record carries it.
+                if vote != self.logged {
+                    assert!(vote.0 >= self.logged.0, "the term went back from {} to {}", self.logged.0, vote.0);
+                    self.logged = vote;
+                    let commit = Index(hard_state.commit);
+                    out.hard_state = Some(HardState { term: vote.0, vote: vote.1, commit });
+                    logged = true;
+                }
+            }
+            for entry in ready.take_entries() {
+                let id = EntryId { term: Term(entry.term), index: Index(entry.index) };
+                let about = Descriptor::decode(&entry.data).expect("what is to be logged came with its descriptor");
+                let entry = Entry { id, about };
+                self.raw.mut_store().append(entry);
+                out.entries.push(entry);
+                logged = true;
+            }
+            let messages = ready.take_messages();
+            self.send(messages, out);
+            let waiting = ready.take_persisted_messages();
+            self.raw.advance_append_async(ready);
+
+            if logged {
+                out.number = number;
+                self.number_given = number;
+                self.held.push_back(Held { number, logged, messages: waiting });
+            } else if self.held.is_empty() {
+                self.raw.on_persist_ready(number);
+                self.send(waiting, out);
+            } else {
+                self.held.push_back(Held { number, logged, messages: waiting });
+            }
+            // Raft's own count of what is applied follows what is committed and durable here.
+            self.raw.advance_apply();
+        }
+
+        let commit = self.commit();
+        assert!(self.reported <= commit, "shard {}: commit went back from {} to {commit}", self.shard, self.reported);
+        for index in self.reported.0 + 1..=commit.0 {
+            let term = self.term_of(Index(index)).expect("what is committed is in the log");
+            out.committed.push(EntryId { term, index: Index(index) });
+        }
+        self.reported = commit;
+        out.committed_to = commit;
+
+        if self.serving.is_some() && !self.is_leader() {
+            self.serving = None;
+            out.lost_leadership = true;
+        }
+        if self.serving.is_none() && self.leads(self.term()) && self.term_of(commit) == Some(self.term()) {
+            self.serving = Some(self.term());
+            out.became_leader = self.serving;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHARD: ShardId = ShardId(5);
+
+    fn run_until_quiet(replica: &mut Replica, wal: &mut RecoveredLog) -> Vec<EntryId> {
+        let (mut out, mut committed) = (ReadyOut::default(), Vec::new());
+        replica.ready(&mut out);
+        loop {
+            committed.extend(&out.committed);
+            if out.number == 0 {
+                return committed;
+            }
+            log(wal, &out, replica.commit());
+            let number = out.number;
+            replica.persisted(number, &mut out);
+        }
+    }
+
+    /// What the pump does: a record for the hard state, then one for each entry.
+    fn log(wal: &mut RecoveredLog, out: &ReadyOut, commit: Index) {
+        if let Some(hard_state) = out.hard_state {
+            let (head, body) = hard_state.record(SHARD);
+            wal.record(&head, &body).unwrap();
+        }
+        for entry in &out.entries {
+            let mut head = crate::wal::record::RecordHead::new(entry.about.kind, SHARD);
+            (head.term, head.index, head.commit) = (entry.id.term, entry.id.index, commit);
+            wal.record(&head, &[]).unwrap();
+        }
+    }
+
+    /// An acknowledgement before the flush would be lost with the power.
+    #[test]
+    fn nothing_commits_before_the_wal_has_it() {
+        let mut replica = Replica::new(SHARD, 1, &[1], RecoveredLog::default());
+        let mut out = ReadyOut::default();
+        assert_eq!(replica.propose(RecordKind::Batch, 10, 1), Err(NotLeader));
+        replica.campaign();
+        replica.ready(&mut out);
+        assert_eq!(out.hard_state, Some(HardState { term: Term(1), vote: 1, commit: Index(0) }));
+        assert_eq!(out.entries.iter().map(|e| (e.id.index.0, e.about)).collect::<Vec<_>>(), [(1, Descriptor::NOOP)]);
+        assert!(out.became_leader.is_none() && !replica.is_leader() && out.committed.is_empty());
+        assert_eq!(replica.propose(RecordKind::Batch, 10, 1), Err(NotLeader), "the term's first entry is not durable");
+
+        let first = out.number;
+        replica.persisted(first, &mut out);
+        assert_eq!((out.became_leader, out.committed_to, out.number), (Some(Term(1)), Index(1), 0));
+
+        let one = replica.propose(RecordKind::Batch, 100, 11).unwrap();
+        replica.ready(&mut out);
+        let number_one = out.number;
+        let two = replica.propose(RecordKind::Trim, 8, 12).unwrap();
+        let three = replica.propose(RecordKind::Meta, 9, 13).unwrap();
+        replica.ready(&mut out);
+        let number_three = out.number;
+        assert_eq!(out.entries.iter().map(|e| e.id).collect::<Vec<_>>(), [two, three]);
+        assert_eq!(out.entries[1].about, Descriptor { kind: RecordKind::Meta, len: 9, crc: 13 });
+        assert!(out.committed.is_empty() && out.hard_state.is_none());
+        replica.ready(&mut out);
+        assert!(out.is_empty());
+        replica.persisted(number_one, &mut out);
+        assert_eq!((out.committed.clone(), replica.commit()), (vec![one], one.index));
+        replica.persisted(number_three, &mut out);
+        assert_eq!((out.committed.clone(), out.committed_to), (vec![two, three], three.index));
+        replica.ready(&mut out);
+        assert!(out.is_empty(), "a commit alone is not worth a record: {out:?}");
+    }
+
+    /// A flush reported out of order would commit what is not durable.
+    #[test]
+    #[should_panic(expected = "is durable after")]
+    fn a_number_that_was_never_given_out_is_refused() {
+        let mut replica = Replica::new(SHARD, 1, &[1], RecoveredLog::default());
+        replica.campaign();
+        replica.ready(&mut ReadyOut::default());
+        replica.persisted(99, &mut ReadyOut::default());
+    }
+
+    /// Entries that were acknowledged would be gone after kill -9, or a client would see an epoch go back.
+    #[test]
+    fn a_restart_leads_in_the_next_term_with_all_that_is_durable() {
+        let mut wal = RecoveredLog::default();
+        let mut seen = Vec::new();
+        for life in 1..=20u64 {
+            let mut recovered = wal.clone();
+            // Half of the lives apply what the records say is committed by themselves, as recovery does.
+            recovered.applied = if life % 2 == 0 { recovered.commit.min(recovered.last) } else { Index(0) };
+            let applied = recovered.applied;
+            let mut replica = Replica::new(SHARD, 1, &[1], recovered);
+            assert!(!replica.is_leader());
+            replica.campaign();
+            let mut committed = run_until_quiet(&mut replica, &mut wal);
+            assert_eq!(replica.term(), Term(life));
+            assert!(replica.is_leader());
+            for n in 0..7 {
+                seen.push(replica.propose(RecordKind::Batch, n, n).unwrap());
+            }
+            committed.extend(run_until_quiet(&mut replica, &mut wal));
+            let expected: Vec<_> = seen.iter().filter(|e| e.index > applied).copied().collect();
+            committed.retain(|e| seen.contains(e));
+            assert_eq!(committed, expected);
+            // Handed to the WAL, killed before the flush: it may come back or not. Here it does not.
+            replica.propose(RecordKind::Batch, 1, 1).unwrap();
+            replica.ready(&mut ReadyOut::default());
+        }
+        assert_eq!(wal.last, Index(20 * 8));
+        assert_eq!(wal.terms.len(), 20);
+    }
+
+    /// What is durable and not known to be committed was perhaps acknowledged: a single voter must keep it.
+    #[test]
+    fn durable_entries_commit_after_a_restart_though_no_record_says_so() {
+        let mut wal = RecoveredLog::default();
+        let mut replica = Replica::new(SHARD, 1, &[1], wal.clone());
+        replica.campaign();
+        run_until_quiet(&mut replica, &mut wal);
+        let entries: Vec<_> = (0..5).map(|n| replica.propose(RecordKind::Batch, n, n).unwrap()).collect();
+        let mut out = ReadyOut::default();
+        replica.ready(&mut out);
+        log(&mut wal, &out, replica.commit());
+        assert_eq!(wal.commit, Index(1));
+        drop(replica);
+
+        let mut replica = Replica::new(SHARD, 1, &[1], wal.clone());
+        replica.campaign();
+        let committed = run_until_quiet(&mut replica, &mut wal);
+        assert_eq!(committed[1..6], entries);
+        assert_eq!(committed[6], EntryId { term: Term(2), index: Index(7) });
+    }
+
+    /// A lost hard state could let this replica vote twice in one term: two leaders.
+    #[test]
+    #[should_panic(expected = "the hard state of that term is not")]
+    fn entries_without_their_hard_state_are_refused() {
+        let recovered = RecoveredLog { terms: vec![(Index(1), Term(3))], last: Index(4), ..RecoveredLog::default() };
+        Replica::new(SHARD, 1, &[1], recovered);
+    }
+
+    /// Compaction must not take what a restart still needs, and the log must go on after it.
+    #[test]
+    fn the_log_goes_on_after_compaction() {
+        let mut wal = RecoveredLog::default();
+        let mut replica = Replica::new(SHARD, 1, &[1], RecoveredLog::default());
+        replica.campaign();
+        run_until_quiet(&mut replica, &mut wal);
+        for n in 0..100 {
+            replica.propose(RecordKind::Batch, n, n).unwrap();
+        }
+        replica.compact(Index(50));
+        run_until_quiet(&mut replica, &mut wal);
+        assert_eq!(replica.term_of(Index(2)), Some(Term(1)), "what was not applied then is not compacted");
+        replica.compact(Index(1000));
+        assert_eq!(replica.term_of(Index(100)), None);
+        assert_eq!(replica.term_of(replica.last()), Some(Term(1)));
+        replica.propose(RecordKind::Batch, 1, 1).unwrap();
+        assert_eq!(run_until_quiet(&mut replica, &mut wal).len(), 1);
+
+        wal.snapshot_at(Index(90), Term(1));
+        wal.applied = Index(90);
+        let mut replica = Replica::new(SHARD, 1, &[1], wal.clone());
+        replica.campaign();
+        let committed = run_until_quiet(&mut replica, &mut wal);
+        assert_eq!(committed.first().unwrap().index, Index(91));
+        assert_eq!(committed.last().unwrap().term, Term(2));
+    }
+}
