@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 import cramjam
+import lz4.frame
 from crc32c import crc32c
 
 HEAD = struct.Struct(">qiibIhiqqqhii")
@@ -55,8 +56,8 @@ def compress(codec, data):
     if codec == SNAPPY:  # the framing of the Java client: magic, two versions, then blocks with their lengths
         block = bytes(cramjam.snappy.compress_raw(data))
         return b"\x82SNAPPY\x00" + struct.pack(">iii", 1, 1, len(block)) + block
-    if codec == LZ4:
-        return bytes(cramjam.lz4.compress(data))
+    if codec == LZ4:  # the Java client reads independent blocks only
+        return lz4.frame.compress(data, block_linked=False)
     return bytes(cramjam.zstd.compress(data))
 
 
