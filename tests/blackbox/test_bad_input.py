@@ -263,6 +263,7 @@ BAD_BATCHES = {
     "zstd that is none": (lambda: build(attributes=rb.ZSTD), INVALID),
     "record deltas": (lambda: build(body=rb.record(0, None, b"a") + rb.record(5, None, b"b")), INVALID),
     "record length over the end": (lambda: build(body=rb.record(0, None, b"a") + b"\x7f\x00"), INVALID),
+    "base offset 5": (lambda: build(base_offset=5), {wire.INVALID_RECORD}),
     "half a header": (lambda: build()[:30], INVALID),
 }
 KAFKA_SAYS_OTHERWISE = {  # -1, or a closed connection, where a code is promised here
