@@ -5,6 +5,7 @@ use bytes::Bytes;
 use camus_engine::shard::api::{Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable};
 use camus_engine::types::{BrokerId, CoreId, LeaderEpoch, Mono, Offset, ShardId, Term, WallMs};
 use camus_meta::{Command, Image, Placement, State, Topic};
+use camus_net::api::init_producer_id::ProducerIds;
 use camus_net::api::session::Sessions;
 use camus_net::api::{Ctx, Outcome, Request, Settings, Woke, table};
 use libfuzzer_sys::fuzz_target;
@@ -84,7 +85,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         fetch_sessions_max: 10,
         fetch_bytes_max: 55 << 20,
     };
-    let mut sessions = Sessions::default();
+    let (mut sessions, mut producer_ids) = (Sessions::default(), ProducerIds::default());
     let mut state = State::new(vec![ShardId(1), ShardId(2)]);
     let mut seed = u64::from(mood);
     let mut random = || {
@@ -98,6 +99,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         shards: &shards,
         settings: &settings,
         sessions: &mut sessions,
+        producer_ids: &mut producer_ids,
         random: &mut random,
     };
     let request = Request {
