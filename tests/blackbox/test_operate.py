@@ -10,7 +10,7 @@ import pytest
 
 from harness import batch as rb
 from harness import wire
-from harness.broker import MIB, Client, binary, fresh
+from harness.broker import MIB, READY, Client, binary, fresh
 from harness.wait import until
 from harness.wire import Closed, Silent
 
@@ -144,16 +144,14 @@ def test_ready_says_no_while_the_log_is_read(serve):
     """Lost otherwise: requests that an orchestrator sends to a broker that is not there yet. A broker either does not
     answer yet or says why; it never says yes before Kafka requests are served."""
     broker = serve(start=False).launch()
-    said_yes = None
-    end = time.monotonic() + 20
-    while said_yes is None and time.monotonic() < end:
-        ready = re.search(r"http=(\S+)", broker.out.read_text())
+    said_yes, end = None, time.monotonic() + 20
+    while not said_yes and time.monotonic() < end:
+        ready = READY.search(broker.out.read_text())
         if ready:
-            broker.http = ready[1]
+            broker.address, broker.http, _ = ready.groups()
             said_yes = broker.get("/readyz")[0] == 200
         time.sleep(0.005)
     assert said_yes, broker.said()
-    broker.address = re.search(r"kafka=(\S+)", broker.out.read_text())[1]
     Client(broker).healthy()
 
 

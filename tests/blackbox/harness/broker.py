@@ -22,7 +22,7 @@ from .wire import Closed, Conn
 
 ROOT = Path(__file__).resolve().parents[3]
 FOREIGN = os.environ.get("BLACKBOX_BOOTSTRAP")
-READY = re.compile(r"^camus ready kafka=(\S+) http=(\S+) cluster=(\S+)$", re.M)
+READY = re.compile(r"(?m)^camus ready kafka=(\S+) http=(\S+) cluster=(\S+)\n")  # with its end: not while it is written
 MIB = 1 << 20
 
 
