@@ -23,6 +23,10 @@ pub const WAL_SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
 pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
 /// Segments that wait for use, pre-written. Surplus files are deleted.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
+/// Rest after which a group without records says that the last ones are on the media (docs/adr/0002), ms.
+pub const WAL_MARK_IDLE_MS: u64 = 250;
+/// How often a segment that found no space is tried again, ms.
+pub const WAL_PREPARE_RETRY_MS: u64 = 1000;
 
 /// Raft messages with entries that are under way to one follower. A deep pipeline defeats batching (docs/adr/0003).
 pub const REPLICA_INFLIGHT_MESSAGES_MAX: usize = 4;
@@ -64,8 +68,9 @@ pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// What any compressed batch may grow to, however small it is: Kafka clients build batches of 1 MiB by default, so this
 /// is far above honest use, and unpacking it costs a core a few ms.
 pub const DECOMPRESSED_BYTES_FREE: usize = 16 * 1024 * 1024;
-/// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many (gzip's own maximum is 1032).
-pub const DECOMPRESSED_RATIO_MAX: usize = 1024;
+/// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many. Real records stay far below it (codecs reach
+/// 1000 and more on zeros only).
+pub const DECOMPRESSED_RATIO_MAX: usize = 128;
 
 /// Entries of a ring's submission queue. What does not fit waits in a backlog; a system call takes this many at most.
 pub const RING_ENTRIES: u32 = 512;
@@ -92,13 +97,16 @@ const _: () = assert!(WAL_CHUNK_BYTES >= WAL_GROUP_BYTES_MAX);
 const _: () = assert!(WAL_SEGMENT_BYTES >= 2 * WAL_RECORD_BYTES_MAX as u64);
 const _: () = assert!(BATCH_BYTES_DEFAULT < WAL_RECORD_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX < FRAME_BYTES_MAX);
-const _: () = assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
+const _: () =
+    assert!(DECOMPRESSED_BYTES_FREE >= BATCH_BYTES_DEFAULT && DECOMPRESSED_BYTES_FREE <= DECOMPRESSED_BYTES_MAX);
 const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
 
 /// Reads of the WAL's files at the disk at once, per core.
 pub const DISK_READS_IN_FLIGHT_MAX: usize = 32;
 /// One read of the disk: a run of neighbouring batches.
 pub const DISK_READ_BYTES_MAX: u64 = 1024 * 1024;
+/// Runs of one answer: a fetch whose batches lie far apart gets some of them, and asks again.
+pub const DISK_READ_RUNS_MAX: usize = 16;
 /// What lies between two batches of a run and is read for nothing, at most.
 pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
 

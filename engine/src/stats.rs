@@ -75,10 +75,8 @@ counters! {
     connections,
     /// Bytes held in WAL buffers: open groups, in flight, tail cache (gauge).
     memory_wal_bytes,
-    /// Bytes held for requests being received (gauge).
-    memory_in_bytes,
-    /// Bytes held for responses being sent (gauge).
-    memory_out_bytes,
+    /// Bytes held for clients: requests, parts of requests, answers (gauge).
+    memory_clients_bytes,
     /// Bytes held by the index of batches (gauge).
     memory_index_bytes,
     /// WAL bytes in use on the disk (gauge).

@@ -9,7 +9,9 @@ use uuid::Uuid;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Once in a cluster's life, as its first command.
-    Bootstrap { cluster_id: String },
+    Bootstrap {
+        cluster_id: String,
+    },
     CreateTopic {
         name: String,
         /// Random; refused if it is taken or all zero.
@@ -20,13 +22,64 @@ pub enum Command {
         /// Only what the client set; checked by [`crate::configs::check`].
         configs: BTreeMap<String, String>,
     },
-    DeleteTopic { id: Uuid },
+    DeleteTopic {
+        id: Uuid,
+    },
     /// Grows the topic to `total` partitions.
-    CreatePartitions { id: Uuid, total: u32 },
+    CreatePartitions {
+        id: Uuid,
+        total: u32,
+    },
     /// Replaces the values set on a topic (`None` takes a key back to its default).
-    AlterTopicConfigs { id: Uuid, set: BTreeMap<String, Option<String>> },
+    AlterTopicConfigs {
+        id: Uuid,
+        set: BTreeMap<String, Option<String>>,
+    },
     /// Gives the broker the next `count` producer ids; none is ever given out twice.
-    TakeProducerIds { count: u32 },
+    TakeProducerIds {
+        count: u32,
+    },
+}
+
+/// The first byte of an encoded command. What is in the log under a number is read under it for ever.
+const FORMAT: u8 = 1;
+
+/// Bytes that are no command of a format that this version knows.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DecodeError {
+    #[error("nothing to decode")]
+    Empty,
+    #[error("format {found} is not known (up to {FORMAT} is): written by a newer version?")]
+    UnknownFormat { found: u8 },
+    #[error("malformed: {why}")]
+    Malformed { why: String },
+    #[error("{bytes} bytes follow the end")]
+    Trailing { bytes: usize },
+}
+
+impl Command {
+    /// As it is in the log: the format's number, then the fields (postcard).
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Takes any bytes; allocates in proportion to them.
+    pub fn decode(bytes: &[u8]) -> Result<Command, DecodeError> {
+        decode(bytes)
+    }
+}
+
+pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_extend(value, vec![FORMAT]).expect("our own types have a form, and a vector takes it")
+}
+
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let (format, body) = bytes.split_first().ok_or(DecodeError::Empty)?;
+    if *format != FORMAT {
+        return Err(DecodeError::UnknownFormat { found: *format });
+    }
+    let (value, rest) = postcard::take_from_bytes(body).map_err(|e| DecodeError::Malformed { why: e.to_string() })?;
+    if rest.is_empty() { Ok(value) } else { Err(DecodeError::Trailing { bytes: rest.len() }) }
 }
 
 /// What became of a command.
@@ -94,5 +147,84 @@ impl Placement {
     }
     pub fn shard(&self) -> ShardId {
         ShardId(self.shard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn examples() -> Vec<(Command, &'static str)> {
+        let id = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+        let configs = BTreeMap::from([("retention.ms".to_owned(), "5".to_owned())]);
+        let set = BTreeMap::from([("a".to_owned(), Some("b".to_owned())), ("c".to_owned(), None)]);
+        vec![
+            (Command::Bootstrap { cluster_id: "abc".to_owned() }, "010003616263"),
+            (
+                Command::CreateTopic { name: "t".to_owned(), id, partitions: 300, replication_factor: -1, configs },
+                "01010174100102030405060708090a0b0c0d0e0f10ac0201010c726574656e74696f6e2e6d730135",
+            ),
+            (Command::DeleteTopic { id }, "0102100102030405060708090a0b0c0d0e0f10"),
+            (Command::CreatePartitions { id, total: 7 }, "0103100102030405060708090a0b0c0d0e0f1007"),
+            (Command::AlterTopicConfigs { id, set }, "0104100102030405060708090a0b0c0d0e0f10020161010162016300"),
+            (Command::TakeProducerIds { count: 1000 }, "0105e807"),
+        ]
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// A cluster's metadata would be unreadable after an upgrade: these bytes are in logs.
+    #[test]
+    fn the_bytes_of_each_command_never_change() {
+        for (command, golden) in examples() {
+            assert_eq!(hex(&command.encode()), golden, "{command:?}");
+            assert_eq!(Command::decode(&command.encode()), Ok(command));
+        }
+    }
+
+    /// A newer version's command must stop an older one, not be taken for something else.
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        assert_eq!(Command::decode(&[]), Err(DecodeError::Empty));
+        assert_eq!(Command::decode(&[2, 0, 0]), Err(DecodeError::UnknownFormat { found: 2 }));
+        assert!(matches!(Command::decode(&[1, 99]), Err(DecodeError::Malformed { .. })));
+        let mut long = examples().remove(0).0.encode();
+        long.push(0);
+        assert_eq!(Command::decode(&long), Err(DecodeError::Trailing { bytes: 1 }));
+    }
+
+    /// A length that nothing stands behind must not be allocated.
+    #[test]
+    fn declared_lengths_beyond_the_input_are_refused() {
+        let endless = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
+        for head in [&[1u8, 0][..], &[1, 1], &[1, 2], &[1, 1, 1, b't'], &[1, 4]] {
+            let bytes = [head, &endless[..]].concat();
+            assert!(matches!(Command::decode(&bytes), Err(DecodeError::Malformed { .. })), "{bytes:?}");
+        }
+    }
+
+    proptest! {
+        /// The decoder is given what a disk or a peer gives: it may refuse and never panic.
+        #[test]
+        fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(command) = Command::decode(&bytes) {
+                prop_assert_eq!(Command::decode(&command.encode()), Ok(command));
+            }
+        }
+
+        #[test]
+        fn damaged_commands_decode_or_are_refused(at in any::<prop::sample::Index>(), value in any::<u8>()) {
+            for (command, _) in examples() {
+                let mut bytes = command.encode();
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+                if let Ok(other) = Command::decode(&bytes) {
+                    prop_assert_eq!(Command::decode(&other.encode()), Ok(other));
+                }
+            }
+        }
     }
 }

@@ -4,7 +4,10 @@
 //! topic settings. Nothing here does I/O, knows a clock, or draws a random number: all of it comes in with a command.
 
 pub mod command;
+pub mod configs;
 pub mod image;
+pub mod state;
 
-pub use command::{Command, Decided, Done, Placement, ProducerIdRange, Refused};
+pub use command::{Command, Decided, DecodeError, Done, Placement, ProducerIdRange, Refused};
 pub use image::{Image, Topic};
+pub use state::State;

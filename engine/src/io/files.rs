@@ -41,7 +41,7 @@ pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<
     }
 }
 
-/// Open files by number, at most [`FILES_OPEN_MAX`]. An operation in flight keeps its own reference.
+/// Open files by number, [`FILES_OPEN_MAX`] and those that operations in flight use.
 pub(super) struct OpenFiles {
     dir: PathBuf,
     open: BTreeMap<FileId, (Arc<File>, u64)>,
@@ -59,14 +59,27 @@ impl OpenFiles {
             *used = self.uses;
             return Ok(open.clone());
         }
-        let opened = open_direct(&self.dir.join(name(file)), OpenOptions::new().read(true).write(true))?;
         if self.open.len() >= FILES_OPEN_MAX {
-            let oldest = self.open.iter().min_by_key(|(_, (_, used))| *used).map(|(file, _)| *file);
-            self.open.remove(&oldest.expect("the table is full, so it is not empty"));
+            self.close_oldest();
         }
+        let path = self.dir.join(name(file));
+        let opened = loop {
+            match open_direct(&path, OpenOptions::new().read(true).write(true)) {
+                // Clients may have taken every descriptor. One of ours is less needed than this.
+                Err(error) if error.raw_os_error() == Some(libc::EMFILE) && self.close_oldest() => {}
+                opened => break opened?,
+            }
+        };
         let opened = Arc::new(opened);
         self.open.insert(file, (opened.clone(), self.uses));
         Ok(opened)
+    }
+
+    /// Of those that no operation uses. False if there is none.
+    fn close_oldest(&mut self) -> bool {
+        let unused = self.open.iter().filter(|(_, (open, _))| Arc::strong_count(open) == 1);
+        let oldest = unused.min_by_key(|(_, (_, used))| *used).map(|(file, _)| *file);
+        oldest.is_some_and(|file| self.open.remove(&file).is_some())
     }
 
     /// The number may soon mean another file.
@@ -80,6 +93,8 @@ pub(super) fn error(what: &'static str, file: FileId, at: u64, cause: &io::Error
     let errno = cause.raw_os_error();
     let kind = match errno {
         Some(libc::ENOSPC | libc::EDQUOT) => DiskErrorKind::NoSpace,
+        // Nothing is lost when a file can not be made for want of a descriptor: that may pass by itself too.
+        Some(libc::EMFILE | libc::ENFILE) if what == "prepare" => DiskErrorKind::NoSpace,
         _ => DiskErrorKind::Io,
     };
     DiskError { kind, what, file, at, errno, detail: cause.to_string() }
@@ -94,6 +109,27 @@ pub(super) fn short(what: &'static str, file: FileId, at: u64, moved: usize, wan
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Lost if it fails: the log, to clients that open too many connections.
+    #[test]
+    fn the_file_used_longest_ago_makes_room_and_one_in_use_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut files = OpenFiles::new(dir.path().to_owned());
+        let count = FILES_OPEN_MAX as u32 + 1;
+        for n in 0..count {
+            File::create(dir.path().join(name(FileId(n)))).expect("a file");
+        }
+        let in_use = files.get(FileId(0)).expect("it exists");
+        for n in 1..count {
+            files.get(FileId(n)).expect("it exists");
+        }
+        assert_eq!(files.open.len(), FILES_OPEN_MAX);
+        assert!(files.open.contains_key(&FileId(0)) && !files.open.contains_key(&FileId(1)));
+        drop(in_use);
+        assert!(files.close_oldest());
+        assert!(!files.open.contains_key(&FileId(0)));
+        assert_eq!(files.get(FileId(count)).expect_err("it does not exist").kind(), io::ErrorKind::NotFound);
+    }
 
     /// Lost if it fails: recovery would take a half-made file for a segment, or miss one.
     #[test]

@@ -12,8 +12,10 @@ use std::fmt;
 use std::io;
 
 mod background;
+pub(crate) mod blocking;
 pub mod buf;
 pub(crate) mod files;
+pub mod sim;
 pub mod uring;
 mod volume;
 pub use volume::RealVolume;
@@ -125,4 +127,21 @@ pub trait Volume {
     fn sync(&self, file: FileId) -> io::Result<()>;
     /// The path a person would look for, for messages.
     fn path(&self, file: FileId) -> String;
+}
+
+/// Whoever submits keeps to whole blocks: anything else is a fault of ours.
+fn check(op: &DiskOp) {
+    let whole = |n: u64| n.is_multiple_of(crate::limits::BLOCK_BYTES as u64);
+    match op {
+        DiskOp::Write { at, buf, .. } => {
+            let (len, address) = (buf.bytes.len(), buf.bytes.as_ptr() as u64);
+            assert!(len > 0 && u32::try_from(len).is_ok_and(|len| len < 1 << 31), "a write of {len} bytes");
+            assert!(whole(*at) && whole(len as u64) && whole(address), "{len} bytes from {address:#x} to {at}");
+        }
+        DiskOp::Read { at, len, .. } => {
+            assert!(*len > 0 && *len < 1 << 31 && whole(*at) && whole((*len).into()), "{len} bytes from {at}");
+        }
+        DiskOp::Prepare { len, .. } => assert!(*len > 0 && whole(*len), "a file of {len} bytes"),
+        DiskOp::Remove { .. } => {}
+    }
 }

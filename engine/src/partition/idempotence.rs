@@ -240,9 +240,14 @@ pub enum Judgement {
     /// It is due: append it.
     Due,
     /// It was accepted before.
-    Duplicate { base_offset: Offset, append_time: Option<WallMs> },
+    Duplicate {
+        base_offset: Offset,
+        append_time: Option<WallMs>,
+    },
     /// It was proposed before, as this entry, whose fate it shares.
-    InFlight { index: Index },
+    InFlight {
+        index: Index,
+    },
     Refused(Refusal),
 }
 
@@ -267,7 +272,8 @@ pub fn judge(producers: &Producers, in_flight: &InFlight, claim: &Claim) -> Judg
                 return Judgement::InFlight { index: flying.index };
             }
         }
-        for batch in window.filter(|window| window.epoch == epoch).iter().flat_map(|window| window.batches.iter().rev()) {
+        for batch in window.filter(|window| window.epoch == epoch).iter().flat_map(|window| window.batches.iter().rev())
+        {
             if same(batch.first, batch.last) {
                 return Judgement::Duplicate { base_offset: batch.base_offset, append_time: batch.append_time };
             }

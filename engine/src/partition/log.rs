@@ -26,13 +26,15 @@ impl Entry {
 /// the log start, never end there; the last ends at `end`.
 ///
 /// While a partition is loaded behind a snapshot, the batches below the snapshot come after it: until then the index
-/// ends below `end` ([`Self::missing`]).
+/// ends below `end`, and may have a hole ([`Self::missing`]).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     start: Offset,
     end: Offset,
     batches: VecDeque<Entry>,
     times: TimeIndex,
+    /// The first offsets that lie between two batches told of, or below all of them.
+    hole: Option<(Offset, Offset)>,
 }
 
 impl Log {
@@ -66,9 +68,12 @@ impl Log {
         if end <= self.start {
             return;
         }
-        match self.batches.back() {
-            Some(last) => assert_eq!(base, last.end(), "offsets are contiguous: the batch at {base} leaves a hole"),
-            None => assert!(base <= self.start, "the first batch is at {base}, the log starts at {}", self.start),
+        let known = self.known_end();
+        if let Some(last) = self.batches.back() {
+            assert!(base >= last.end(), "the batch at {base} overlaps the one that ends at {known}");
+        }
+        if base > known {
+            self.hole.get_or_insert((known, base));
         }
         self.index(entry);
     }
@@ -84,8 +89,12 @@ impl Log {
 
     /// The offsets that no batch was told for: not empty only while the log is loaded, or when data is lost.
     pub fn missing(&self) -> Option<(Offset, Offset)> {
-        let known = self.batches.back().map_or(self.start, Entry::end);
-        (known != self.end).then_some((known, self.end))
+        let known = self.known_end();
+        self.hole.or((known != self.end).then_some((known, self.end)))
+    }
+
+    fn known_end(&self) -> Offset {
+        self.batches.back().map_or(self.start, Entry::end)
     }
 
     /// Batches from the one that holds `offset` on.

@@ -37,11 +37,18 @@ const SNAPSHOT_VERSION: u8 = 1;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Propose it with these offsets, then call [`Partition::proposed`].
-    Append { base_offset: Offset },
+    Append {
+        base_offset: Offset,
+    },
     /// It is in the log; with LogAppendTime, since when.
-    Duplicate { base_offset: Offset, append_time: Option<WallMs> },
+    Duplicate {
+        base_offset: Offset,
+        append_time: Option<WallMs>,
+    },
     /// It was proposed as this entry: answer when that commits ([`CommittedBatch`] is the answer), refuse if it is lost.
-    AwaitOriginal { index: Index },
+    AwaitOriginal {
+        index: Index,
+    },
     Refuse(Refusal),
 }
 
@@ -175,12 +182,14 @@ impl Partition {
     fn apply(&mut self, entry: EntryId, batch: Entry, claim: Option<Claim>, append_time: Option<WallMs>) {
         self.log.push(batch);
         self.epochs.note(entry.term.leader_epoch(), batch.base_offset);
+        // Also here, so that what is known does not depend on whether the trim came before the batch.
+        self.epochs.prune(self.log.start());
         if let Some(claim) = claim {
             self.producers.apply(&claim, batch.base_offset, append_time);
         }
     }
 
-    /// The offsets between log start and high watermark that no batch was told for. Ask when the batches below the
+    /// The first offsets between log start and high watermark that no batch was told for. Ask when the batches below the
     /// snapshot were told, before the first behind it: anything but None is lost data.
     pub fn missing(&self) -> Option<(Offset, Offset)> {
         self.log.missing()

@@ -31,11 +31,7 @@ pub struct RecordMeta {
 /// Visits the records of a batch in order, and checks all of each: lengths exact, deltas 0, 1, 2 ..., as many as the
 /// header says, nothing behind them. `records` is the batch without its header. A visitor that breaks ends the walk
 /// and with it the checks.
-pub fn walk(
-    head: &BatchHead,
-    records: &[u8],
-    visit: impl FnMut(RecordMeta) -> ControlFlow<()>,
-) -> Result<(), Refusal> {
+pub fn walk(head: &BatchHead, records: &[u8], visit: impl FnMut(RecordMeta) -> ControlFlow<()>) -> Result<(), Refusal> {
     let Some(codec) = head.codec() else { return Err(Refusal::UnsupportedCodec) };
     if head.count <= 0 {
         return Err(Refusal::Invalid { why: "the batch has no records", indexes: Vec::new() });
@@ -306,7 +302,8 @@ impl<S: Source> Body<'_, S> {
         if length == -1 {
             return Ok(false);
         }
-        let length = usize::try_from(length).map_err(|_| Fault::Record("a field of the record has a negative length"))?;
+        let length =
+            usize::try_from(length).map_err(|_| Fault::Record("a field of the record has a negative length"))?;
         self.left = self.left.checked_sub(length).ok_or(OVER_THE_END)?;
         self.source.skip(length)?;
         Ok(true)
@@ -396,7 +393,7 @@ fn walk_unpacked(
     let garbled = |why| Refusal::Invalid { why, indexes: Vec::new() };
     match codec {
         Codec::None => unreachable!("plain records are walked where they lie"),
-        Codec::Gzip => walk_read(&mut flate2::bufread::MultiGzDecoder::new(records)),
+        Codec::Gzip => walk_read(&mut Gzip::new(records)),
         Codec::Snappy => walk_read(&mut Snappy::new(records, snappy, limit)),
         Codec::Lz4 => {
             if !is_one_lz4_frame(records) {
@@ -419,6 +416,40 @@ fn walk_unpacked(
             decoder.window_log_max(window_log_max).expect("the window is one that zstd allows");
             walk_read(&mut decoder)
         }
+    }
+}
+
+/// Gzip members, one behind the other. A member that unpacks to nothing still costs its decoder, so they are counted.
+struct Gzip<'a> {
+    /// None at the end.
+    member: Option<flate2::bufread::GzDecoder<&'a [u8]>>,
+    members_left: usize,
+}
+
+/// Clients write one; the format allows many.
+const GZIP_MEMBERS_MAX: usize = 64;
+
+impl<'a> Gzip<'a> {
+    fn new(packed: &'a [u8]) -> Gzip<'a> {
+        Gzip { member: Some(flate2::bufread::GzDecoder::new(packed)), members_left: GZIP_MEMBERS_MAX }
+    }
+}
+
+impl Read for Gzip<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while let Some(mut member) = self.member.take() {
+            let count = member.read(out)?;
+            if count > 0 {
+                self.member = Some(member);
+                return Ok(count);
+            }
+            let rest = member.into_inner();
+            if !rest.is_empty() {
+                self.members_left = self.members_left.checked_sub(1).ok_or(io::ErrorKind::InvalidData)?;
+                self.member = Some(flate2::bufread::GzDecoder::new(rest));
+            }
+        }
+        Ok(0)
     }
 }
 

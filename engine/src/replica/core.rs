@@ -540,4 +540,40 @@ mod tests {
         assert_eq!(committed.first().unwrap().index, Index(91));
         assert_eq!(committed.last().unwrap().term, Term(2));
     }
+
+    /// Prints what Raft costs a single voter; the figures stand in docs/adr/0003.
+    #[test]
+    #[ignore = "prints figures: cargo test --release -p camus-engine -- --ignored --nocapture figures_of_raft"]
+    #[allow(clippy::disallowed_methods, reason = "a stop watch")]
+    fn figures_of_raft() {
+        for batch in [1u32, 8, 64] {
+            let mut replica = Replica::new(SHARD, 1, &[1], RecoveredLog::default());
+            replica.campaign();
+            run_until_quiet(&mut replica, &mut RecoveredLog::default());
+            let (mut out, rounds) = (ReadyOut::default(), 300_000 / batch);
+            let start = std::time::Instant::now();
+            for round in 0..rounds {
+                for n in 0..batch {
+                    replica.propose(RecordKind::Batch, n, round).unwrap();
+                }
+                replica.ready(&mut out);
+                let number = out.number;
+                replica.persisted(number, &mut out);
+                assert_eq!(out.committed.len(), batch as usize);
+            }
+            let each = start.elapsed() / (rounds * batch);
+            println!("{batch} entries a flush: {each:?} an entry from proposal to commit");
+        }
+        let recovered = RecoveredLog {
+            hard_state: Some(HardState { term: Term(1), vote: 1, commit: Index(0) }),
+            terms: vec![(Index(1), Term(1))],
+            last: Index(1_000_000),
+            ..RecoveredLog::default()
+        };
+        let start = std::time::Instant::now();
+        let mut replica = Replica::new(SHARD, 1, &[1], recovered);
+        replica.campaign();
+        let committed = run_until_quiet(&mut replica, &mut RecoveredLog::default());
+        println!("a restart that commits {} entries: {:?}", committed.len(), start.elapsed());
+    }
 }

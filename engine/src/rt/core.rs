@@ -1,6 +1,6 @@
 //! One core: its thread, its pinning, the shell it runs under.
 
-use super::{Bell, Driver, Waker, machine, uring};
+use super::{Bell, Driver, Waker, machine, poll, uring};
 use crate::io::DurableMethod;
 use crate::io::buf::PoolRegions;
 use crate::limits;
@@ -117,23 +117,37 @@ pub enum RtError {
 
 enum Shell {
     Uring(uring::UringShell),
+    Poll(poll::PollShell),
 }
 
 impl Shell {
     fn build(choice: IoChoice, config: &CoreConfig) -> Result<Shell, RtError> {
-        let _ = choice;
-        uring::UringShell::new(config).map(Shell::Uring)
+        let uring = || uring::UringShell::new(config).map(Shell::Uring);
+        let poll = || poll::PollShell::new(config).map(Shell::Poll);
+        match choice {
+            IoChoice::Uring => uring(),
+            IoChoice::Blocking => poll(),
+            IoChoice::Auto => match uring() {
+                Err(reason @ (RtError::Unavailable(_) | RtError::NoMemory { .. })) => {
+                    tracing::warn!(core = %config.core, %reason, "going on with epoll and blocking disk calls: slower");
+                    poll()
+                }
+                built => built,
+            },
+        }
     }
 
     fn kind(&self) -> ShellKind {
         match self {
             Shell::Uring(_) => ShellKind::Uring,
+            Shell::Poll(_) => ShellKind::Poll,
         }
     }
 
     fn run<D: Driver>(self, driver: &mut D) -> Result<(), RtError> {
         match self {
             Shell::Uring(shell) => shell.run(driver),
+            Shell::Poll(shell) => shell.run(driver),
         }
     }
 }

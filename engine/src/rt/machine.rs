@@ -79,3 +79,17 @@ pub(crate) fn memlock_bytes() -> u64 {
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } != 0;
     if failed { 0 } else { limit.rlim_cur }
 }
+
+/// Raises the limit of open descriptors as far as the system lets this process, and returns it. Each connection, file and
+/// core takes one: whoever sets [`super::CoreConfig::conns_max`] keeps the sum of them below it.
+pub fn raise_descriptor_limit() -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct is ours; the call fills it.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+    // SAFETY: the struct is ours; the call reads it.
+    let refused = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raised) } != 0;
+    Ok(if refused { limit.rlim_cur } else { raised.rlim_cur })
+}

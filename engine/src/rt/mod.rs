@@ -27,11 +27,14 @@ mod core;
 mod machine;
 pub mod mesh;
 mod outgoing;
+mod poll;
 pub mod rng;
+pub mod sim;
 mod slots;
 mod uring;
 pub mod wake;
 pub use self::core::{CoreConfig, CoreHandle, IoChoice, RtError, RtUnavailable, ShellKind, Tuning, run, spawn_core};
+pub use machine::raise_descriptor_limit;
 pub(crate) use machine::{memlock_bytes, spawn as spawn_helper};
 pub use wake::{Bell, Waker};
 
@@ -149,6 +152,13 @@ pub struct LoopStats {
     pub conns_refused: std::sync::atomic::AtomicU64,
     /// Times that accepting failed (out of descriptors, mostly) and was tried again later.
     pub accept_failures: std::sync::atomic::AtomicU64,
+    /// Receives that found no buffer and were armed anew.
+    pub recv_starved: std::sync::atomic::AtomicU64,
+    /// Times that the submission queue had no room for what a turn asked for, and that completions outgrew theirs.
+    pub submissions_full: std::sync::atomic::AtomicU64,
+    pub completions_full: std::sync::atomic::AtomicU64,
+    /// Pauses of a receive that had to be asked for again, since bytes came at that moment.
+    pub pauses_repeated: std::sync::atomic::AtomicU64,
     /// Disk writes out of a registered buffer, and those out of others.
     pub writes_registered: std::sync::atomic::AtomicU64,
     pub writes_unregistered: std::sync::atomic::AtomicU64,

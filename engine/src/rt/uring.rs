@@ -42,6 +42,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 /// A ring's memory is counted per user and given back late after a process ends: a restart has to wait for it.
 const SETUP_TRIES: u32 = 6;
 const SETUP_PAUSE: Duration = Duration::from_millis(500);
+/// Sends that are kept for the next ones.
+const SPARE_SENDS_MAX: usize = 64;
 /// The one group of provided buffers.
 const BUF_GROUP: u16 = 0;
 
@@ -111,6 +113,7 @@ impl UringShell {
             listeners: vec![],
             dirty: vec![],
             local: VecDeque::new(),
+            spare: vec![],
             bell: config.bell.clone(),
             wake_buf: Box::new(0),
             wake_armed: false,
@@ -334,6 +337,9 @@ struct Core {
     /// Slots whose operations may not be what is wanted.
     dirty: Vec<u32>,
     local: VecDeque<Local>,
+    /// To be used again.
+    #[allow(clippy::vec_box, reason = "they move in and out of connections, and the kernel knows their addresses")]
+    spare: Vec<Box<Sending>>,
     bell: Bell,
     wake_buf: Box<u64>,
     wake_armed: bool,
@@ -437,6 +443,7 @@ impl Core {
             if self.backlog.is_empty() {
                 return Ok(true);
             }
+            self.stats.turns.submissions_full.fetch_add(1, Ordering::Relaxed);
             if !self.enter(0, None)? {
                 return Ok(false);
             }
@@ -446,10 +453,13 @@ impl Core {
     /// The system call: submits the queue and waits for `want` completions, not beyond `timeout`. False: nothing was
     /// submitted, though there was something to submit.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<bool, RtError> {
-        let (queued, flagged) = {
+        let (queued, flagged, overflow) = {
             let queue = self.ring.submission();
-            (queue.len(), queue.taskrun() || queue.cq_overflow())
+            (queue.len(), queue.taskrun() || queue.cq_overflow(), queue.cq_overflow())
         };
+        if overflow {
+            self.stats.turns.completions_full.fetch_add(1, Ordering::Relaxed);
+        }
         if queued == 0 && want == 0 && !flagged {
             return Ok(true);
         }
@@ -502,7 +512,7 @@ impl Core {
         done.extend(self.ring.completion());
         for entry in done.drain(..) {
             events += 1;
-            self.completed(recv, driver, &entry);
+            self.completed(recv, driver, entry.user_data(), entry.result(), entry.flags());
         }
         self.settle();
         // Only what is there now: what these events lead to belongs to the next turn.
@@ -529,8 +539,7 @@ impl Core {
         events
     }
 
-    fn completed<D: Driver>(&mut self, recv: &mut RecvBufs, driver: &mut D, entry: &cqueue::Entry) {
-        let (data, result, flags) = (entry.user_data(), entry.result(), entry.flags());
+    fn completed<D: Driver>(&mut self, recv: &mut RecvBufs, driver: &mut D, data: u64, result: i32, flags: u32) {
         if data & DISK_TAG != 0 {
             return self.disk.completed(data & !DISK_TAG, result);
         }
@@ -556,6 +565,9 @@ impl Core {
                     }
                     recv.give(buffer);
                 }
+                if result == -libc::ENOBUFS {
+                    self.stats.turns.recv_starved.fetch_add(1, Ordering::Relaxed);
+                }
                 if !cqueue::more(flags) {
                     let conn = self.conns.get(id).expect("a connection stays while ops > 0");
                     conn.receiving = false;
@@ -576,6 +588,9 @@ impl Core {
                 let (id, conn) = self.conns.at(slot).expect("a connection stays while ops > 0");
                 conn.cancelling = false;
                 conn.ops -= 1;
+                if conn.receiving && result == -libc::ENOENT {
+                    self.stats.turns.pauses_repeated.fetch_add(1, Ordering::Relaxed);
+                }
                 self.mark_dirty(id);
             }
             Op::Connect => {
@@ -643,7 +658,8 @@ impl Core {
         if let Some(conn) = self.conns.get(id)
             && conn.closing.is_none()
         {
-            conn.sending = None;
+            self.spare.extend(conn.sending.take());
+            self.spare.truncate(SPARE_SENDS_MAX);
             driver.event(self, Event::Sent { conn: id });
         }
     }
@@ -810,7 +826,14 @@ impl Rt for Core {
         assert!(state.sending.is_none() && !state.connecting, "{conn:?} can not send now");
         let out = Outgoing::new(parts);
         let empty = out.is_done();
-        state.sending = Some(Sending::new(out));
+        let sending = match self.spare.pop() {
+            Some(mut spare) => {
+                spare.out = out;
+                spare
+            }
+            None => Sending::new(out),
+        };
+        state.sending = Some(sending);
         if empty {
             self.local.push_back(Local::Sent(conn));
         } else {
@@ -828,5 +851,77 @@ impl Rt for Core {
 
     fn waker(&self) -> Waker {
         self.bell.waker()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps what it was told.
+    #[derive(Default)]
+    struct Told(Vec<String>);
+
+    impl Driver for Told {
+        fn start(&mut self, _: &mut dyn Rt) {}
+        fn event(&mut self, _: &mut dyn Rt, event: Event<'_>) {
+            self.0.push(format!("{event:?}"));
+        }
+        fn turn_end(&mut self, _: &mut dyn Rt) -> Turn {
+            Turn::Stop
+        }
+    }
+
+    /// Plays the kernel: what is asked of it, by kind.
+    fn asked(core: &mut Core) -> Vec<Op> {
+        let entries = core.backlog.drain(..).map(|submission| match submission {
+            Submission::One(entry) => Op::untag(entry.get_user_data()).0,
+            Submission::Linked(..) => panic!("only the disk links"),
+        });
+        entries.filter(|op| *op != Op::Wake).collect()
+    }
+
+    /// Lost if it fails: the bound on what a client can make the broker take: a multishot receive that is just being
+    /// queued again is not found by its cancel (ENOENT), and goes on.
+    #[test]
+    fn a_pause_that_did_not_find_its_receive_is_asked_for_again_until_it_ends() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = CoreConfig::new(CoreId(0), dir.path().to_owned(), Bell::new().expect("a descriptor"));
+        let UringShell { core, recv } = UringShell::new(&config).expect("a ring");
+        // Nothing is ever submitted to the ring, so both may be dropped.
+        let (mut core, mut recv) = (ManuallyDrop::into_inner(core), ManuallyDrop::into_inner(recv));
+        let mut driver = Told::default();
+        let (socket, _peer) = Socket::pair(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("sockets");
+        let conn = core.conns.insert(Conn::new(socket));
+        core.mark_dirty(conn);
+        core.settle();
+        assert_eq!(asked(&mut core), [Op::Receive]);
+        core.set_receiving(conn, false);
+        core.settle();
+        core.settle();
+        assert_eq!(asked(&mut core), [Op::Cancel], "once, while there is no answer");
+        core.completed(&mut recv, &mut driver, Op::Cancel.tag(conn.slot), -libc::ENOENT, 0);
+        core.settle();
+        assert_eq!(asked(&mut core), [Op::Cancel]);
+        // Its answer comes before the receive's end: the pause is complete with the latter only.
+        core.completed(&mut recv, &mut driver, Op::Cancel.tag(conn.slot), 0, 0);
+        core.set_receiving(conn, true);
+        core.settle();
+        assert_eq!(asked(&mut core), [], "it is still armed, as far as one knows");
+        core.completed(&mut recv, &mut driver, Op::Receive.tag(conn.slot), -libc::ECANCELED, 0);
+        core.settle();
+        assert_eq!(asked(&mut core), [Op::Receive], "and armed anew, since it is wanted");
+        // A close waits for everything that the kernel holds.
+        core.close(conn);
+        core.settle();
+        assert_eq!(asked(&mut core), [Op::Cancel]);
+        core.completed(&mut recv, &mut driver, Op::Receive.tag(conn.slot), 0, 0);
+        core.settle();
+        assert!(core.local.is_empty() && core.conns.get(conn).is_some(), "the cancel has not ended");
+        core.completed(&mut recv, &mut driver, Op::Cancel.tag(conn.slot), -libc::ENOENT, 0);
+        core.settle();
+        assert!(matches!(core.local.pop_front(), Some(Local::Closed(id)) if id == conn));
+        assert_eq!(driver.0, Vec::<String>::new());
+        drop(core);
     }
 }

@@ -108,8 +108,8 @@ pub enum Answer {
     Found(Result<Found, Refusal>),
     EpochEnd(Result<EpochEnd, Refusal>),
     Trimmed(Result<Offset, Refusal>),
-    /// A partition that a `Read { watch: true }` of this request was told about has more now (or is gone). Comes besides
-    /// the answer to the read, at most once for each such read.
+    /// A partition that a `Read { watch: true }` of this request was told about has more now (or is gone). Comes
+    /// besides the answer to the read, at most once for each such read.
     Moved,
 }
 

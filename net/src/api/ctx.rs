@@ -23,6 +23,8 @@ pub struct Settings {
     pub fetch_sessions_max: usize,
     /// `fetch.max.bytes` (broker side): what one fetch may return, bytes
     pub fetch_bytes_max: u32,
+    /// Every other setting that has a value, under Kafka's name where Kafka has it: for DescribeConfigs.
+    pub given: Vec<(String, String)>,
 }
 
 /// The world of one request on one core.
@@ -33,6 +35,8 @@ pub struct Ctx<'a> {
     pub shards: &'a ShardTable,
     pub settings: &'a Settings,
     pub sessions: &'a mut super::session::Sessions,
+    /// What this core may give out of the producer ids; more come with [`camus_meta::Command::TakeProducerIds`].
+    pub producer_ids: &'a mut super::init_producer_id::ProducerIds,
     pub random: &'a mut dyn FnMut() -> u64,
 }
 

@@ -65,4 +65,25 @@ pub enum Outcome {
 
 pub use ctx::{Ctx, NO_OFFSET, Settings};
 mod ctx;
+pub mod messages;
 pub mod session;
+pub mod table;
+#[cfg(test)]
+mod testing;
+
+pub mod alter_configs;
+pub mod api_versions;
+pub mod create_partitions;
+pub mod create_topics;
+pub mod delete_records;
+pub mod delete_topics;
+pub mod describe_cluster;
+pub mod describe_configs;
+pub mod fetch;
+pub mod find_coordinator;
+pub mod incremental_alter_configs;
+pub mod init_producer_id;
+pub mod list_offsets;
+pub mod metadata;
+pub mod offset_for_leader_epoch;
+pub mod produce;

@@ -1,1 +1,46 @@
-fn main() {}
+//! The camus binary: `serve` runs the broker, the other commands look at it or talk to it.
+//!
+//! `cli.rs` the command line; `settings.rs` every setting; `serve.rs` the order of a start and of an end, with
+//! `cores.rs` (the pinned threads), `data_dir.rs` (whose data, and one process at a time), `board.rs` + `http.rs` +
+//! `metrics.rs` (how it is), `memory.rs` (the budgets), `process.rs` (its limits and its end) and `shutdown.rs`;
+//! `topic.rs` over `client.rs`; `wal.rs`; `errors.rs` what a person reads when the answer is no; `out.rs` the one place
+//! that prints.
+
+// What only the cores use; goes when `cores.rs` starts them.
+#![allow(dead_code)]
+
+mod board;
+mod cli;
+mod client;
+mod cores;
+mod data_dir;
+mod errors;
+#[cfg(test)]
+mod golden;
+mod http;
+mod memory;
+mod metrics;
+mod out;
+mod process;
+mod serve;
+mod settings;
+mod shutdown;
+mod topic;
+mod wal;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+/// One allocator for the whole process: steady under many threads that free what others allocated.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    match cli::run(cli::Cli::parse()) {
+        Ok(()) => ExitCode::from(errors::exit::OK),
+        Err(error) => {
+            out::error(&error);
+            ExitCode::from(error.status)
+        }
+    }
+}

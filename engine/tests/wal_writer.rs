@@ -1,0 +1,363 @@
+//! Group commit, segments and readers, as the pump of a core meets them.
+
+mod wal_model;
+
+use camus_engine::io::{DiskDone, DiskError, DiskErrorKind, DiskOk, DiskOp, FileId};
+use camus_engine::limits::{WAL_CHUNK_BYTES, WAL_GROUP_BYTES_MAX, WAL_GROUPS_IN_FLIGHT_MAX};
+use camus_engine::types::{Lsn, SegmentSeq};
+use camus_engine::wal::format::GroupHeader;
+use camus_engine::wal::{Room, WalError, WalOut};
+use wal_model::{BLOCK, Host, Rng, config};
+
+const MIB: usize = 1024 * 1024;
+
+fn host(segment_bytes: usize, segments_max: usize) -> Host {
+    let mut host = Host::new(config(segment_bytes as u64, segments_max));
+    host.settle();
+    host
+}
+
+fn groups_in_flight(host: &Host) -> Vec<GroupHeader> {
+    let groups = host.pending.iter().filter_map(|(_, op)| match op {
+        DiskOp::Write { at, buf, .. } if *at > 0 => Some(GroupHeader::read(&buf.bytes)),
+        _ => None,
+    });
+    groups.collect()
+}
+
+/// Lost if it fails: the time that a first record waits on an idle device.
+#[test]
+fn a_record_on_a_free_device_is_submitted_at_the_end_of_its_turn() {
+    let mut host = host(MIB, 4);
+    assert_eq!(host.append(b"one").expect("room").segment, SegmentSeq(1));
+    assert!(groups_in_flight(&host).is_empty(), "records of one turn share a group");
+    host.append(b"two").expect("room");
+    host.turn();
+    let groups = groups_in_flight(&host);
+    assert_eq!(groups.iter().map(|g| g.records).collect::<Vec<_>>(), [2]);
+    host.turn();
+    assert_eq!(groups_in_flight(&host).len(), 1, "an empty turn writes nothing");
+}
+
+/// Lost if it fails: group commit; each record would cost a write of its own under load.
+#[test]
+fn while_the_device_is_busy_the_next_group_fills() {
+    let mut host = host(MIB, 4);
+    for _ in 0..40 {
+        host.append(&[1; 100]).expect("room");
+        host.turn();
+    }
+    let groups = groups_in_flight(&host);
+    assert_eq!(groups.len(), WAL_GROUPS_IN_FLIGHT_MAX);
+    assert!(groups.iter().all(|g| g.records == 1));
+    host.complete(0);
+    host.turn();
+    assert_eq!(groups_in_flight(&host).last().expect("the next one").records, 36);
+    assert_eq!(host.acknowledged, Lsn(1));
+}
+
+/// Lost if it fails: an answer for a record that a crash can still take.
+#[test]
+fn durability_is_reported_in_lsn_order_whatever_completes_first() {
+    let mut host = host(MIB, 4);
+    for _ in 0..4 {
+        host.append(b"x").expect("room");
+        host.turn();
+    }
+    host.complete(3);
+    host.complete(1);
+    assert_eq!(host.acknowledged, Lsn(0));
+    host.complete(0);
+    assert_eq!(host.acknowledged, Lsn(2));
+    host.complete(0);
+    assert_eq!(host.acknowledged, Lsn(4));
+    assert_eq!(host.groups_written, 4);
+}
+
+/// Lost if it fails: the bound on a group, and so on latency and on what a torn write can take.
+#[test]
+fn a_group_is_closed_when_it_is_full() {
+    let mut host = host(16 * MIB, 4);
+    for _ in 0..WAL_GROUPS_IN_FLIGHT_MAX {
+        host.append(b"x").expect("room");
+        host.turn();
+    }
+    for _ in 0..40 {
+        host.append(&[3; 100_000]).expect("room");
+        host.turn();
+    }
+    host.settle();
+    let groups = host.written.iter().filter(|w| w.group.is_some());
+    assert!(groups.clone().all(|w| w.bytes <= WAL_GROUP_BYTES_MAX));
+    assert_eq!(groups.filter(|w| w.bytes > MIB - 110_000).count(), 4, "and not before");
+}
+
+/// Lost if it fails: batches of more than a chunk.
+#[test]
+fn a_large_record_gets_a_group_of_its_own() {
+    let mut host = host(8 * MIB, 4);
+    assert_eq!(host.wal.record_bytes_max(), 8 * MIB - BLOCK - 64 - 96);
+    host.append(b"before").expect("room");
+    let large: Vec<u8> = (0..3 * MIB + 17).map(|i| (i / 7) as u8).collect();
+    let at = host.append(&large).expect("room");
+    host.append(b"behind").expect("room");
+    host.settle();
+    let groups: Vec<_> = host.written.iter().filter_map(|w| w.group.map(|(lsn, _)| (lsn, w.bytes))).collect();
+    assert_eq!(groups.iter().filter(|(_, bytes)| *bytes > 3 * MIB).count(), 1);
+    assert_eq!(host.wal.cached(at), None, "larger than the whole cache of this test");
+    let (file, from, len) = host.wal.read_plan(at);
+    let read = bytes::Bytes::copy_from_slice(&host.volume.files[&file][from as usize..][..len as usize]);
+    assert_eq!(host.wal.extract(at, &read).expect("whole").1, large);
+    let crashed = host.crash(&mut Rng(0));
+    assert_eq!(crashed.recover().expect("whole").2[1].body, large);
+    assert_eq!(crashed.restart(1).wal.room_for(9 * MIB), Room::NoSpace, "it can never fit");
+}
+
+/// Lost if it fails: the memory of the machine.
+#[test]
+fn appends_wait_when_the_buffers_are_spent_and_go_on_when_they_are_free() {
+    let mut host = host(64 * MIB, 4);
+    let mut appended = 0;
+    while host.append(&[5; 500_000]).is_some() {
+        host.turn();
+        appended += 1;
+        assert!(appended < 100, "the pool is bounded");
+    }
+    assert_eq!(host.wal.room_for(500_000), Room::Wait);
+    assert!(host.wal.memory_bytes() <= 10 * WAL_CHUNK_BYTES);
+    host.settle();
+    assert_eq!(host.wal.room_for(500_000), Room::Yes);
+    host.append_durable(&[6; 500_000]);
+}
+
+/// Lost if it fails: the process, when a record that was promised room beside another one finds none.
+#[test]
+fn what_was_promised_as_one_may_be_appended_in_parts() {
+    let mut host = host(16 * BLOCK, 6);
+    let mut held = Vec::new();
+    // Readers hold every buffer but the rest of the last one, and the segment has a single block left.
+    let mut groups = 0;
+    while host.wal.memory_bytes() < 10 * WAL_CHUNK_BYTES || groups % 15 != 14 {
+        let at = host.append(b"a block").expect("room");
+        host.turn();
+        while host.wal.cached(at).is_none() {
+            host.complete(0);
+            host.turn();
+        }
+        held.extend(host.wal.cached(at));
+        host.settle();
+        host.release(host.wal.segment_now());
+        groups += 1;
+    }
+    assert_eq!(host.wal.room_for(6000), Room::Yes, "in the next segment, and in the rest of the buffer");
+    let first = host.append_reserved(b"small enough for the last block");
+    let second = host.append_reserved(&[1; 5000]);
+    assert_eq!(first.segment, second.segment, "but they go together");
+    host.settle();
+    assert_eq!(host.acknowledged, host.records.last().expect("appended").lsn);
+}
+
+/// Lost if it fails: a segment's groups, if the power goes before its header is on the media.
+#[test]
+fn no_group_is_submitted_before_its_segments_header_is_durable() {
+    let mut host = Host::new(config(16 * BLOCK as u64, 6));
+    let mut headers = 0;
+    for n in 0..60 {
+        if host.append(&[n; 6000]).is_none() {
+            host.settle();
+            continue;
+        }
+        host.turn();
+        for (_, op) in &host.pending {
+            let DiskOp::Write { file, at, .. } = op else { continue };
+            let header_in_flight =
+                host.pending.iter().any(|(_, op)| matches!(op, DiskOp::Write { file: f, at: 0, .. } if f == file));
+            headers += u32::from(*at == 0);
+            assert!(*at == 0 || !header_in_flight);
+        }
+        if n % 3 == 0 && !host.pending.is_empty() {
+            host.complete(host.pending.len() - 1);
+        }
+    }
+    assert!(headers >= 3);
+}
+
+/// Lost if it fails: the broker, when the disk is full for a while.
+#[test]
+fn a_full_disk_is_refused_and_heals_by_itself() {
+    let mut host = Host::new(config(16 * BLOCK as u64, 10));
+    host.files_max = 3;
+    host.settle();
+    while host.append(&[1; 10_000]).is_some() {
+        host.settle();
+    }
+    assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
+    assert_eq!(host.poisoned, None);
+    let retry = host.wal.next_deadline().expect("it is tried again");
+    host.settle();
+    assert!(host.pending.is_empty(), "not at once");
+    host.now = retry;
+    host.settle();
+    assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
+    host.files_max = 4;
+    host.now = host.wal.next_deadline().expect("and again");
+    host.settle();
+    assert_eq!(host.wal.room_for(10_000), Room::Yes);
+    host.append_durable(&[2; 10_000]);
+    assert_eq!(host.wal.disk_bytes(), 4 * 16 * BLOCK as u64);
+}
+
+/// Lost if it fails: the limit on the disk, or the way out of it.
+#[test]
+fn at_the_limit_what_frees_space_still_has_room_and_a_release_heals() {
+    let mut host = host(16 * BLOCK, 4);
+    while host.append(&[1; 10_000]).is_some() {
+        host.settle();
+    }
+    assert_eq!(host.volume.files.len(), 4);
+    assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
+    assert_eq!(host.wal.room_for_reserved(10_000), Room::Yes, "a trim must be logged");
+    host.append_reserved(&[2; 10_000]);
+    host.settle();
+    host.release(SegmentSeq(3));
+    host.settle();
+    assert_eq!(host.wal.room_for(10_000), Room::Yes);
+    host.append_durable(&[3; 10_000]);
+    assert_eq!(host.volume.files.len(), 4, "released files are used again");
+}
+
+/// Lost if it fails: the disk, to files that nothing needs (or the log, to a file removed too early).
+#[test]
+fn surplus_files_are_removed_when_a_header_says_that_they_are_not_needed() {
+    let mut host = host(16 * BLOCK, 12);
+    while host.wal.segment_now() < SegmentSeq(8) {
+        host.append_durable(&[1; 10_000]);
+    }
+    assert_eq!(host.volume.files.len(), 10);
+    host.release(SegmentSeq(8));
+    host.settle();
+    assert_eq!(host.volume.files.len(), 10, "no header says so yet");
+    host.append_durable(&[1; 10_000]);
+    while host.wal.segment_now() < SegmentSeq(9) {
+        host.append_durable(&[1; 10_000]);
+    }
+    host.settle();
+    assert_eq!(host.volume.files.len(), 4, "the two in use, and two spares");
+}
+
+/// Lost if it fails: the truth. A disk that failed once may say anything afterwards.
+#[test]
+fn a_failed_write_poisons_the_log_for_ever() {
+    for what in 0..3 {
+        let mut host = host(16 * BLOCK, 4);
+        host.append(b"one").expect("room");
+        host.turn();
+        match what {
+            0 => host.fail(0, DiskErrorKind::Io),
+            1 => host.fail(0, DiskErrorKind::NoSpace),
+            _ => {
+                host.append(b"two").expect("room");
+                host.turn();
+                host.fail(0, DiskErrorKind::Io);
+            }
+        }
+        assert!(matches!(host.poisoned, Some(WalError::Write(_))), "{:?}", host.poisoned);
+        assert_eq!(host.wal.room_for(1), Room::Wait);
+        while !host.pending.is_empty() {
+            host.complete(0);
+        }
+        host.tick(5000);
+        host.turn();
+        assert_eq!(host.acknowledged, Lsn(0), "nothing is acknowledged after a failure");
+        assert!(host.pending.is_empty() && host.wal.next_deadline().is_none(), "and nothing is tried again");
+    }
+    let mut host = Host::new(config(16 * BLOCK as u64, 4));
+    host.fail(0, DiskErrorKind::Io);
+    assert!(host.poisoned.is_some(), "a device that can not prepare a file is not trusted with a log");
+
+    let mut host = Host::new(config(16 * BLOCK as u64, 4));
+    let (op, _) = host.pending.remove(0);
+    let detail = "the core is stopping".to_owned();
+    let stopped = DiskError { kind: DiskErrorKind::Io, what: "prepare", file: FileId(1), at: 0, errno: None, detail };
+    host.wal.disk_done(host.now, DiskDone { op, result: Err(stopped) }, &mut host.out);
+    host.collect();
+    assert_eq!(host.poisoned, None, "a stop is no failure of the disk");
+}
+
+/// Lost if it fails: the copy that a fetch at the tail is spared.
+#[test]
+fn a_cached_body_is_the_memory_that_was_written() {
+    let mut host = host(MIB, 4);
+    let at = host.append(b"the body of a record").expect("room");
+    assert_eq!(host.wal.cached(at), None, "what is not submitted is not shown");
+    host.turn();
+    let (_, op) = host.pending.iter().find(|(_, op)| matches!(op, DiskOp::Write { .. })).expect("submitted");
+    let DiskOp::Write { at: group_at, buf, .. } = op else { unreachable!() };
+    let offset = at.at as usize - *group_at as usize + 96;
+    let cached = host.wal.cached(at).expect("in flight");
+    assert_eq!(&cached[..], b"the body of a record");
+    assert_eq!(cached.as_ptr(), buf.bytes[offset..].as_ptr());
+    host.settle();
+    for _ in 0..80 {
+        host.append_durable(&[0; 4000]);
+    }
+    assert_eq!(host.wal.cached(at), None, "the cache is bounded");
+}
+
+/// Lost if it fails: a reader's trust. Other bytes would be served as the record.
+#[test]
+fn a_read_that_brings_anything_else_is_an_error() {
+    let mut host = host(16 * BLOCK, 4);
+    let first = host.append_durable(&[1; 700]);
+    let second = host.append_durable(&[2; 700]);
+    let read = |host: &Host, at| {
+        let (file, from, len): (FileId, u64, u32) = host.wal.read_plan(at);
+        host.volume.files[&file][from as usize..][..len as usize].to_vec()
+    };
+    let good = read(&host, first);
+    let (head, body) = host.wal.extract(first, &good.clone().into()).expect("whole");
+    assert_eq!((head, &body[..]), (host.records[0].head, &[1u8; 700][..]));
+    let other = read(&host, second);
+    assert!(host.wal.extract(first, &other.into()).is_err(), "another record of the same length");
+    assert!(host.wal.extract(first, &good[..512].to_vec().into()).is_err(), "a short read");
+    for bit in 64 * 8..(64 + 96 + 700) * 8 {
+        let mut bad = good.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(host.wal.extract(first, &bad.into()).is_err(), "bit {bit}");
+    }
+    while host.wal.segment_now() < SegmentSeq(3) {
+        host.append_durable(&[3; 9000]);
+    }
+    host.release(SegmentSeq(3));
+    let released = host.wal.extract(first, &good.into());
+    assert!(matches!(released, Err(WalError::Released { segment: SegmentSeq(1) })));
+}
+
+/// Lost if it fails: the way to say, before a shutdown, that the last records were on the media.
+#[test]
+fn a_mark_can_be_written_at_once() {
+    let mut host = host(MIB, 4);
+    assert!(!host.wal.mark(host.now, &mut host.out), "there is nothing to say");
+    host.append(b"one").expect("room");
+    assert!(!host.wal.mark(host.now, &mut host.out), "not while something waits");
+    host.settle();
+    assert!(host.wal.mark(host.now, &mut host.out));
+    host.collect();
+    let groups = groups_in_flight(&host);
+    assert_eq!((groups[0].records, groups[0].lsn, groups[0].durable_lsn), (0, 2, 1));
+    host.settle();
+    assert!(host.wal.is_quiet() && !host.wal.mark(host.now, &mut host.out));
+}
+
+/// Lost if it fails: the metrics' only source for the device's latency.
+#[test]
+fn the_time_of_each_write_is_told() {
+    let mut host = host(MIB, 4);
+    host.append(b"one").expect("room");
+    host.turn();
+    host.tick(7);
+    let (op, _) = host.pending.remove(0);
+    host.wal.disk_done(host.now, DiskDone { op, result: Ok(DiskOk::Written) }, &mut host.out);
+    assert!(matches!(host.out[0], WalOut::GroupWritten { ns: 7_000_000, bytes: 4096 }), "{:?}", host.out);
+    assert!(matches!(host.out[1], WalOut::Durable(Lsn(1))));
+}

@@ -1,0 +1,139 @@
+//! Any advertised API and version with any body, through its handler to the end: shards and the meta shard answer too.
+#![no_main]
+
+use bytes::Bytes;
+use camus_engine::shard::api::{Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable};
+use camus_engine::types::{BrokerId, CoreId, LeaderEpoch, Mono, Offset, ShardId, Term, WallMs};
+use camus_meta::{Command, Image, Placement, State, Topic};
+use camus_net::api::init_producer_id::ProducerIds;
+use camus_net::api::session::Sessions;
+use camus_net::api::{Ctx, Outcome, Request, Settings, Woke, table};
+use libfuzzer_sys::fuzz_target;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use uuid::Uuid;
+
+/// The rounds a request may take.
+const ROUNDS_MAX: usize = 64;
+
+fn image() -> &'static Arc<Image> {
+    static IMAGE: OnceLock<Arc<Image>> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let topic = |name: &str, id: u128| Topic {
+            name: name.to_owned(),
+            id: Uuid::from_u128(id),
+            replication_factor: 1,
+            partitions: (0..3).map(|p| Placement { partition: id as u64 * 1000 + p, shard: 1 + (p % 2) as u32 }).collect(),
+            configs: BTreeMap::new(),
+            rules: BatchRules::default(),
+        };
+        Arc::new(Image::of(1, "fuzz", [topic("t", 7), topic("u", 8)]))
+    })
+}
+
+fn answer(ask: &Ask, mood: u8) -> Answer {
+    let refused = match mood % 4 {
+        0 | 1 => None,
+        2 => Some(Refusal::NotLeader),
+        _ => Some(Refusal::OffsetOutOfRange { high_watermark: Offset(5), log_start: Offset(0) }),
+    };
+    fn give<T>(refused: Option<Refusal>, value: T) -> Result<T, Refusal> {
+        refused.map_or(Ok(value), Err)
+    }
+    match ask {
+        Ask::Produce { .. } => Answer::Produced(give(
+            refused,
+            Produced { base_offset: Offset(5), log_start: Offset(0), append_time: Some(WallMs(1)) },
+        )),
+        Ask::Read { .. } => Answer::Read(give(
+            refused,
+            ReadDone {
+                batches: if mood & 8 == 0 { Vec::new() } else { vec![Bytes::from_static(&[0; 80])] },
+                high_watermark: Offset(5),
+                last_stable: Offset(5),
+                log_start: Offset(0),
+            },
+        )),
+        Ask::Find { .. } => Answer::Found(give(
+            refused,
+            Found { offset: Offset(3), timestamp: WallMs(1), epoch: LeaderEpoch(1) },
+        )),
+        Ask::EpochEnd { .. } => {
+            Answer::EpochEnd(give(refused, EpochEnd { epoch: LeaderEpoch(1), end: Offset(5) }))
+        }
+        Ask::Trim { .. } => Answer::Trimmed(give(refused, Offset(1))),
+        Ask::Unwatch { .. } => Answer::Moved,
+    }
+}
+
+fuzz_target!(|input: (u8, u8, u8, &[u8])| {
+    let (api, version, mood, body) = input;
+    let api = &table::APIS[usize::from(api) % table::APIS.len()];
+    let version = api.min + i16::from(version) % (api.max - api.min + 1);
+    let shards = ShardTable::new(vec![CoreId(0), CoreId(0), CoreId(1)]);
+    for shard in 0..3 {
+        shards.set_leading(ShardId(shard), Some(Term(1)));
+    }
+    let settings = Settings {
+        broker: BrokerId(1),
+        cluster_id: "fuzz".to_owned(),
+        rack: None,
+        num_partitions: 1,
+        default_replication_factor: 1,
+        auto_create_topics: mood & 16 != 0,
+        message_bytes_max: 1 << 20,
+        fetch_sessions_max: 10,
+        fetch_bytes_max: 55 << 20,
+    };
+    let (mut sessions, mut producer_ids) = (Sessions::default(), ProducerIds::default());
+    let mut state = State::new(vec![ShardId(1), ShardId(2)]);
+    let mut seed = u64::from(mood);
+    let mut random = || {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
+        seed
+    };
+    let mut ctx = Ctx {
+        now: Mono(1_000_000_000),
+        wall: WallMs(1_800_000_000_000),
+        image: image(),
+        shards: &shards,
+        settings: &settings,
+        sessions: &mut sessions,
+        producer_ids: &mut producer_ids,
+        random: &mut random,
+    };
+    let request = Request {
+        key: api.key,
+        version,
+        client_id: Some("fuzz".to_owned()),
+        body: Bytes::copy_from_slice(body),
+        received: Mono(1_000_000_000),
+        advertised: ("127.0.0.1".to_owned(), 9092),
+    };
+    let mut outcome = table::handle(&mut ctx, &request);
+    for round in 0..ROUNDS_MAX {
+        outcome = match outcome {
+            Outcome::Reply(_) | Outcome::Silent | Outcome::Close(_) => return,
+            Outcome::Ask(asks, then) => {
+                assert!(asks.len() <= body.len() + 1, "more questions than the request has bytes");
+                let answers = asks.iter().map(|ask| answer(ask, mood.wrapping_add(round as u8))).collect();
+                then(&mut ctx, answers)
+            }
+            Outcome::Meta(commands, then) => {
+                let decided = commands
+                    .iter()
+                    .map(|command: &Command| {
+                        let next = camus_engine::types::Index(state.applied().0 + 1);
+                        state.apply(next, command)
+                    })
+                    .collect();
+                then(&mut ctx, decided)
+            }
+            Outcome::Sleep(_, then) => {
+                let why = if mood & 32 == 0 || round > 8 { Woke::Deadline } else { Woke::Moved };
+                then(&mut ctx, why)
+            }
+        };
+    }
+    panic!("{} v{version} does not come to an end", api.name);
+});

@@ -1,0 +1,129 @@
+//! ApiVersions (key 18, versions 0 to 4): what this broker can do.
+//!
+//! The first request of most clients, and the only one that is answered in a version that we do not know: with error 35
+//! in the layout of version 0 and the range of key 18, so that the client can ask again (KIP-511). No feature is named:
+//! none is there yet (group.version and transaction.version come with what they stand for).
+
+use super::table::{API_VERSIONS, APIS, Api, api};
+use super::{Ctx, Outcome, Request};
+use crate::codec::{Malformed, Reader, Writer};
+use crate::errors::Code;
+
+pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
+    let own = api(API_VERSIONS).expect("the table has a row for the function that it called");
+    if !own.serves(request.version) {
+        return answer(0, Code::UnsupportedVersion, std::slice::from_ref(own));
+    }
+    match software(request) {
+        Ok(true) => answer(request.version, Code::None, APIS),
+        Ok(false) => answer(request.version, Code::InvalidRequest, &[]),
+        Err(fault) => fault.into(),
+    }
+}
+
+/// Whether the client's software has a proper name and version, where it gives them.
+fn software(request: &Request) -> Result<bool, Malformed> {
+    if request.version < 3 {
+        return Ok(true);
+    }
+    let mut r = Reader::new(&request.body, true);
+    let (name, version) = (r.string()?, r.string()?);
+    r.tags()?;
+    Ok(is_software_name(&name) && is_software_name(&version))
+}
+
+/// KIP-511: `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`
+fn is_software_name(text: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'.';
+    match text.as_bytes() {
+        [] => false,
+        [only] => only.is_ascii_alphanumeric(),
+        [first, between @ .., last] => {
+            first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric() && between.iter().all(|b| inner(*b))
+        }
+    }
+}
+
+fn answer(version: i16, code: Code, apis: &[Api]) -> Outcome {
+    let mut w = Writer::new(version >= 3);
+    w.i16(code.wire());
+    w.array(apis.len());
+    for api in apis {
+        w.i16(api.key);
+        w.i16(api.advertised_min);
+        w.i16(api.max);
+        w.tags();
+    }
+    if version >= 1 {
+        w.i32(0); // throttle_time_ms
+    }
+    w.tags();
+    Outcome::Reply(w.done())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{World, reply};
+    use super::*;
+    use bytes::Bytes;
+    use kafka_protocol::messages::{ApiVersionsRequest, ApiVersionsResponse};
+    use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+
+    fn ask(version: i16, name: &str, software: &str) -> Bytes {
+        let mut body = bytes::BytesMut::new();
+        let mut request = ApiVersionsRequest::default();
+        if version >= 3 {
+            request.client_software_name = StrBytes::from_string(name.to_owned());
+            request.client_software_version = StrBytes::from_string(software.to_owned());
+        }
+        request.encode(&mut body, version).unwrap();
+        World::default().run(API_VERSIONS, version, body.freeze(), reply)
+    }
+
+    /// A key that is not named is never used; one that is named must be there.
+    #[test]
+    fn every_version_names_exactly_the_keys_of_the_table() {
+        for version in 0..=4 {
+            let mut body = ask(version, "conformance", "1.0");
+            let got = ApiVersionsResponse::decode(&mut body, version).unwrap();
+            assert!(body.is_empty(), "version {version}");
+            assert_eq!((got.error_code, got.throttle_time_ms), (0, 0));
+            let named: Vec<_> = got.api_keys.iter().map(|k| (k.api_key, k.min_version, k.max_version)).collect();
+            let rows: Vec<_> = APIS.iter().map(|a| (a.key, a.advertised_min, a.max)).collect();
+            assert_eq!(named, rows);
+            assert!(got.supported_features.is_empty() && got.finalized_features.is_empty());
+        }
+    }
+
+    /// Clients that know a newer ApiVersions must find out that we do not; some loop for ever on any other answer.
+    #[test]
+    fn an_unknown_version_is_35_in_the_layout_of_version_0_with_the_range_of_key_18() {
+        for version in [5, 6, 99, i16::MAX, -1] {
+            let body = World::default().run(API_VERSIONS, version, Bytes::from_static(b"whatever"), reply);
+            assert_eq!(body[..], [0, 35, 0, 0, 0, 1, 0, 18, 0, 0, 0, 4]);
+        }
+    }
+
+    /// KIP-511: the answer stays parseable, in the version of the request.
+    #[test]
+    fn a_malformed_software_name_is_42() {
+        for (name, software) in
+            [("", "1"), ("a", ""), ("a b", "1"), ("-a", "1"), ("a", "1-"), ("a\u{e9}", "1"), (".", "1")]
+        {
+            let mut body = ask(3, name, software);
+            let got = ApiVersionsResponse::decode(&mut body, 3).unwrap();
+            assert_eq!((got.error_code, got.api_keys.len(), body.len()), (42, 0, 0), "{name} {software}");
+        }
+        for (name, software) in [("a", "1"), ("librdkafka", "2.3.0-RC1"), ("apache-kafka.java", "4")] {
+            let got = ApiVersionsResponse::decode(&mut ask(4, name, software), 4).unwrap();
+            assert_eq!(got.error_code, 0, "{name} {software}");
+        }
+    }
+
+    /// A body that is cut off can not be answered.
+    #[test]
+    fn a_body_that_ends_early_closes_the_connection() {
+        let outcome = World::default().start(API_VERSIONS, 3, Bytes::from_static(b"\x05abc"));
+        assert!(matches!(outcome, Outcome::Close(_)));
+    }
+}

@@ -1,0 +1,100 @@
+//! FindCoordinator: which broker serves a group or a transactional id.
+//!
+//! Groups and transactions are not served yet, so no key has a coordinator: the answer is the retriable code that a
+//! Kafka broker gives while a coordinator is not up, never a node that would then refuse.
+
+use super::{Ctx, Outcome, Request};
+use crate::codec::{Malformed, Reader, respond};
+use crate::errors::Code;
+use kafka_protocol::messages::BrokerId;
+use kafka_protocol::messages::find_coordinator_response::{Coordinator, FindCoordinatorResponse};
+use kafka_protocol::protocol::StrBytes;
+
+const GROUP: i8 = 0;
+const TRANSACTION: i8 = 1;
+
+struct Asked {
+    kind: i8,
+    keys: Vec<StrBytes>,
+}
+
+fn read(request: &Request) -> Result<Asked, Malformed> {
+    let mut r = Reader::new(&request.body, request.version >= 3);
+    let asked = if request.version >= 4 {
+        let kind = r.i8()?;
+        Asked { kind, keys: r.array(1, Reader::string)? }
+    } else {
+        let keys = vec![r.string()?];
+        Asked { kind: if request.version >= 1 { r.i8()? } else { GROUP }, keys }
+    };
+    r.tags()?;
+    Ok(asked)
+}
+
+/// FindCoordinator 0-6, flexible from 3.
+pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
+    let asked = match read(request) {
+        Ok(asked) => asked,
+        Err(fault) => return fault.into(),
+    };
+    let (code, why) = match asked.kind {
+        GROUP | TRANSACTION => (Code::CoordinatorNotAvailable, "no coordinator is up"),
+        _ => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),
+    };
+    let (code, why, nobody) = (code.wire(), StrBytes::from_static_str(why), BrokerId(-1));
+    let answer = FindCoordinatorResponse::default().with_error_message(None);
+    let answer = if request.version >= 4 {
+        let one = |key| {
+            let coordinator = Coordinator::default().with_key(key).with_node_id(nobody).with_port(-1);
+            coordinator.with_error_code(code).with_error_message(Some(why.clone()))
+        };
+        answer.with_coordinators(asked.keys.into_iter().map(one).collect())
+    } else {
+        let why = (request.version >= 1).then_some(why);
+        answer.with_error_code(code).with_error_message(why).with_node_id(nobody).with_port(-1)
+    };
+    respond(&answer, request.version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::testing::{World, encoded, survives_damage};
+    use super::*;
+    use kafka_protocol::messages::FindCoordinatorRequest;
+
+    fn question(version: i16, kind: i8) -> FindCoordinatorRequest {
+        let question = FindCoordinatorRequest::default().with_key_type(if version >= 1 { kind } else { 0 });
+        match version {
+            ..4 => question.with_key(StrBytes::from_static_str("a")),
+            4.. => question.with_coordinator_keys(vec![StrBytes::from_static_str("a"), StrBytes::from_static_str("b")]),
+        }
+    }
+
+    /// A client that is sent to a node that does not serve it gives up; told to come again, it does.
+    #[test]
+    fn every_key_is_told_that_no_coordinator_is_up() {
+        for version in 0..=6 {
+            for (kind, code) in [(0, 15), (1, 15), (2, 42), (9, 42), (-1, 42)] {
+                if version == 0 && kind != 0 {
+                    continue;
+                }
+                let answer: FindCoordinatorResponse = World::new().call(handle, version, &question(version, kind));
+                if version < 4 {
+                    assert_eq!(
+                        (answer.error_code, answer.node_id.0, answer.host.as_str(), answer.port),
+                        (code, -1, "", -1)
+                    );
+                    assert_eq!(answer.error_message.is_some_and(|m| !m.is_empty()), version >= 1);
+                } else {
+                    let told = answer.coordinators.iter().map(|c| (c.key.as_str(), c.error_code, c.node_id.0, c.port));
+                    assert_eq!(told.collect::<Vec<_>>(), [("a", code, -1, -1), ("b", code, -1, -1)]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_end_in_a_panic() {
+        survives_damage(handle, 0..=6, |version| encoded(&question(version, 0), version));
+    }
+}

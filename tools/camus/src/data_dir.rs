@@ -1,0 +1,363 @@
+//! The data directory: whose it is, and that one process has it at a time.
+//!
+//! `camus.toml` its identity, written once; `lock` the file that the operating system's lock is on; `core-N/` the
+//! write-ahead log of core N.
+
+use crate::errors::{self, UserError};
+use camus_engine::types::CoreId;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+pub const IDENTITY_FILE: &str = "camus.toml";
+const LOCK_FILE: &str = "lock";
+/// Format of the directory's layout. A newer one is refused.
+const FORMAT: i64 = 1;
+
+/// What a data directory remembers for its whole life.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// A random UUID in URL-safe base64 without padding, 22 characters, as Kafka writes one.
+    pub cluster_id: String,
+    pub node_id: i32,
+    pub cores: usize,
+}
+
+/// A data directory that this process has, until this is dropped or the process is gone.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// `None` until [`DataDir::claim`] or if it is new.
+    identity: Option<Identity>,
+    /// Keeps the lock.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the directory if it is not there, takes its lock, and reads whose it is.
+    pub fn open(path: &Path) -> Result<DataDir, UserError> {
+        let new = !path.exists();
+        make_dir(path).map_err(|e| errors::data_dir_io(path, "making it", &e))?;
+        if new {
+            // Its own name must survive a crash as well.
+            let parent = path.canonicalize().ok().and_then(|p| p.parent().map(Path::to_path_buf));
+            if let Some(parent) = parent {
+                sync_dir(&parent).map_err(|e| errors::data_dir_io(path, "flushing its parent", &e))?;
+            }
+        }
+        let lock = take_lock(path)?;
+        let identity = read_identity(path)?;
+        if identity.is_none()
+            && core_dirs(path).map_err(|e| errors::data_dir_io(path, "listing it", &e))?.next().is_some()
+        {
+            return Err(errors::data_dir_identity(path, "there is data in the directory, but no camus.toml"));
+        }
+        Ok(DataDir { path: path.to_path_buf(), identity, _lock: lock })
+    }
+
+    /// What was found; `None` if the directory is new.
+    pub fn identity(&self) -> Option<&Identity> {
+        self.identity.as_ref()
+    }
+
+    /// Makes the directory this broker's: writes its identity if it is new, or refuses to go on with another one.
+    /// `cluster_id` is used for a new directory only. `node_id: None` takes what the directory says, or 1.
+    pub fn claim(&mut self, cluster_id: &str, node_id: Option<i32>, cores: usize) -> Result<Identity, UserError> {
+        if let Some(found) = &self.identity {
+            if let Some(asked) = node_id.filter(|asked| *asked != found.node_id) {
+                return Err(errors::data_dir_mismatch(
+                    &self.path,
+                    "node.id",
+                    &found.node_id.to_string(),
+                    &asked.to_string(),
+                    &format!("camus serve --data-dir {} --set node.id={}", self.path.display(), found.node_id),
+                ));
+            }
+            if found.cores != cores {
+                return Err(errors::data_dir_mismatch(
+                    &self.path,
+                    "cores",
+                    &found.cores.to_string(),
+                    &cores.to_string(),
+                    &format!("camus serve --data-dir {} --cores {}", self.path.display(), found.cores),
+                ));
+            }
+        } else {
+            self.identity = Some(Identity { cluster_id: cluster_id.to_owned(), node_id: node_id.unwrap_or(1), cores });
+            // First the places for the logs, then the name: a directory with an identity is whole.
+            let failed = |doing: &'static str| move |e: io::Error| (doing, e);
+            let made = (0..cores)
+                .try_for_each(|core| make_dir(&self.core_dir(CoreId(core as u16))))
+                .map_err(failed("making the directories of the cores"))
+                .and_then(|()| sync_dir(&self.path).map_err(failed("flushing it")))
+                .and_then(|()| {
+                    write_identity(&self.path, self.identity.as_ref().expect("set above"))
+                        .map_err(failed("writing camus.toml"))
+                });
+            made.map_err(|(doing, e)| errors::data_dir_io(&self.path, doing, &e))?;
+        }
+        Ok(self.identity.clone().expect("found or written"))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the write-ahead log of this core lies.
+    pub fn core_dir(&self, core: CoreId) -> PathBuf {
+        core_dir(&self.path, core)
+    }
+}
+
+pub fn core_dir(data_dir: &Path, core: CoreId) -> PathBuf {
+    data_dir.join(format!("core-{core}"))
+}
+
+/// The directories of the cores that are there, whoever made them.
+fn core_dirs(path: &Path) -> io::Result<impl Iterator<Item = PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("core-") && std::fs::read_dir(entry.path())?.next().is_some()
+        {
+            found.push(entry.path());
+        }
+    }
+    Ok(found.into_iter())
+}
+
+/// For tools that only read: the identity, without the lock.
+pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
+    let text = match std::fs::read_to_string(path.join(IDENTITY_FILE)) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(errors::data_dir_io(path, "reading camus.toml", &e)),
+    };
+    let damaged = |why: &str| errors::data_dir_identity(path, why);
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| damaged(e.message()))?;
+    let number = |name: &str| {
+        table
+            .get(name)
+            .and_then(toml::Value::as_integer)
+            .ok_or_else(|| damaged(&format!("'{name}' is missing or no number")))
+    };
+    let format = number("format")?;
+    if format != FORMAT {
+        return Err(damaged(&format!("its format is {format}, this Camus knows {FORMAT}")));
+    }
+    let cluster_id = table
+        .get("cluster_id")
+        .and_then(toml::Value::as_str)
+        .filter(|id| uuid_of(id).is_some())
+        .ok_or_else(|| damaged("'cluster_id' is missing or no UUID in base64"))?;
+    Ok(Some(Identity {
+        cluster_id: cluster_id.to_owned(),
+        node_id: i32::try_from(number("node_id")?).map_err(|_| damaged("'node_id' is out of range"))?,
+        cores: usize::try_from(number("cores")?)
+            .ok()
+            .filter(|n| (1..=camus_engine::limits::CORES_MAX).contains(n))
+            .ok_or_else(|| damaged("'cores' is out of range"))?,
+    }))
+}
+
+/// Written beside, flushed, renamed, and the directory flushed: there is the whole file or none.
+fn write_identity(path: &Path, identity: &Identity) -> io::Result<()> {
+    let text = format!(
+        "# Whose data this is. Written once by camus serve; the data can not be read without it.\n\
+         format = {FORMAT}\ncluster_id = \"{}\"\nnode_id = {}\ncores = {}\n",
+        identity.cluster_id, identity.node_id, identity.cores
+    );
+    let beside = path.join(format!("{IDENTITY_FILE}.new"));
+    let mut file = File::create(&beside)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&beside, path.join(IDENTITY_FILE))?;
+    sync_dir(path)
+}
+
+/// Records are nobody else's to read: neither group nor others get in.
+fn make_dir(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+fn take_lock(path: &Path) -> Result<File, UserError> {
+    let failed = |e: io::Error| errors::data_dir_io(path, "opening the file lock", &e);
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path.join(LOCK_FILE))
+        .map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(locked(path, &file)),
+        Err(errno) => return Err(errors::data_dir_io(path, "locking it", &errno.into())),
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
+    Ok(file)
+}
+
+/// For tools that read: keeps a broker from starting meanwhile, and refuses beside a running one. Changes nothing.
+pub fn hold_for_reading(path: &Path) -> Result<Option<File>, UserError> {
+    let file = match File::open(path.join(LOCK_FILE)) {
+        Ok(file) => file,
+        // A copy of a directory may come without it.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(errors::data_dir_io(path, "opening the file lock", &e)),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path, &file)),
+        Err(errno) => Err(errors::data_dir_io(path, "locking it", &errno.into())),
+    }
+}
+
+/// Who has it is written in the file.
+fn locked(path: &Path, file: &File) -> UserError {
+    let mut holder = String::new();
+    // Only for the message: who it is may be unknown.
+    let _ = file.take(64).read_to_string(&mut holder);
+    let pid = holder.trim().parse::<u32>().ok();
+    errors::data_dir_locked(path, pid.map(|pid| (pid, command_of(pid))))
+}
+
+fn command_of(pid: u32) -> String {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words: Vec<String> =
+        line.split(|b| *b == 0).filter(|w| !w.is_empty()).map(|w| String::from_utf8_lossy(w).into_owned()).collect();
+    if words.is_empty() { "of another user or host".to_owned() } else { words.join(" ").chars().take(200).collect() }
+}
+
+const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// 16 bytes as Kafka writes a UUID: URL-safe base64 without padding.
+pub fn cluster_id_of(bytes: [u8; 16]) -> String {
+    let number = u128::from_be_bytes(bytes);
+    (0..22).map(|at| char::from(BASE64[digit_of(number, at)])).collect()
+}
+
+/// Digit `at` (0 is the highest) of the 128-bit number followed by four zero bits.
+fn digit_of(number: u128, at: usize) -> usize {
+    let low = 126 - 6 * at; // of the 132-bit value
+    let bits = if low >= 4 { number >> (low - 4) } else { number << (4 - low) };
+    (bits & 63) as usize
+}
+
+/// The bytes of a cluster id, if it is one.
+pub fn uuid_of(id: &str) -> Option<[u8; 16]> {
+    if id.len() != 22 {
+        return None;
+    }
+    let mut number: u128 = 0;
+    for (at, c) in id.bytes().enumerate() {
+        let digit = BASE64.iter().position(|b| *b == c)? as u128;
+        let low = 126 - 6 * at;
+        match low >= 4 {
+            true => number |= digit << (low - 4),
+            false if digit & 15 == 0 => number |= digit >> 4,
+            false => return None,
+        }
+    }
+    Some(number.to_be_bytes())
+}
+
+/// A new random cluster id.
+pub fn new_cluster_id() -> io::Result<String> {
+    let mut bytes = [0u8; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(cluster_id_of(*uuid::Builder::from_random_bytes(bytes).into_uuid().as_bytes()))
+}
+
+/// A random number, not for secrets.
+pub fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temporary() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a temporary directory")
+    }
+
+    #[test]
+    fn a_cluster_id_is_a_uuid_as_kafka_writes_it() {
+        // From Kafka's own Uuid: 1d2f3a4b-5c6d-7e8f-9000-102030405060 in URL-safe base64.
+        let bytes = uuid::Uuid::parse_str("1d2f3a4b-5c6d-7e8f-9000-102030405060").expect("valid").into_bytes();
+        assert_eq!(cluster_id_of(bytes), "HS86S1xtfo-QABAgMEBQYA");
+        assert_eq!(uuid_of("HS86S1xtfo-QABAgMEBQYA"), Some(bytes));
+        assert_eq!(uuid_of("HS86S1xtfo-QABAgMEBQYB"), None, "bits beyond the 128");
+        assert_eq!(uuid_of("short"), None);
+        let new = new_cluster_id().expect("random bytes");
+        assert_eq!(cluster_id_of(uuid_of(&new).expect("valid")), new);
+    }
+
+    /// If this fails, a restart does not find its own data.
+    #[test]
+    fn a_directory_remembers_whose_it_is() {
+        let dir = temporary();
+        let path = dir.path().join("a/b");
+        let id = new_cluster_id().expect("random bytes");
+        let mut first = DataDir::open(&path).expect("new");
+        assert_eq!(first.identity(), None);
+        let made = first.claim(&id, Some(7), 2).expect("written");
+        assert!(first.core_dir(CoreId(1)).is_dir());
+        drop(first);
+        let mut again = DataDir::open(&path).expect("its own");
+        assert_eq!(again.identity(), Some(&made));
+        assert_eq!(again.claim("other", None, 2).expect("the same"), made);
+        assert_eq!(made.cluster_id, id);
+    }
+
+    /// If this fails, partitions are looked for on cores where they are not.
+    #[test]
+    fn other_cores_or_another_node_are_refused() {
+        let dir = temporary();
+        DataDir::open(dir.path()).expect("new").claim("HS86S1xtfo-QABAgMEBQYA", None, 2).expect("written");
+        let mut again = DataDir::open(dir.path()).expect("its own");
+        let error = again.claim("x", None, 3).expect_err("other cores");
+        assert_eq!(error.code, "CAM-0103");
+        assert!(error.run.ends_with("--cores 2"), "{error}");
+        assert_eq!(again.claim("x", Some(9), 2).expect_err("another node").code, "CAM-0103");
+    }
+
+    /// If this fails, two brokers write over each other's log.
+    #[test]
+    fn a_second_process_is_refused_and_told_who_has_it() {
+        let dir = temporary();
+        let held = DataDir::open(dir.path()).expect("new");
+        let error = DataDir::open(dir.path()).expect_err("it is held");
+        assert_eq!(error.code, "CAM-0102");
+        assert_eq!(error.status, errors::exit::DATA_DIR_LOCKED);
+        assert!(error.meaning.contains(&format!("process {}", std::process::id())), "{error}");
+        drop(held);
+        DataDir::open(dir.path()).expect("free again");
+    }
+
+    #[test]
+    fn a_damaged_newer_or_missing_identity_is_never_guessed() {
+        let dir = temporary();
+        let path = dir.path().join(IDENTITY_FILE);
+        for text in
+            ["format = 2\n", "format = 1\n", "not toml at all", "format = 1\ncluster_id = \"x\"\nnode_id=1\ncores=1\n"]
+        {
+            std::fs::write(&path, text).expect("written");
+            assert_eq!(DataDir::open(dir.path()).expect_err(text).code, "CAM-0104");
+        }
+        std::fs::remove_file(&path).expect("removed");
+        DataDir::open(dir.path()).expect("empty").claim("HS86S1xtfo-QABAgMEBQYA", None, 1).expect("written");
+        std::fs::write(core_dir(dir.path(), CoreId(0)).join("000001.wal"), b"x").expect("written");
+        std::fs::remove_file(&path).expect("removed");
+        assert_eq!(DataDir::open(dir.path()).expect_err("data, but whose?").code, "CAM-0104");
+    }
+}

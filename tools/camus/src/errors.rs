@@ -1,0 +1,604 @@
+//! What a person reads when Camus says no: five parts, a code, and an exit status of its own.
+//!
+//! Every text here is held by a golden file (`golden/errors.txt`): it is part of the interface, scripts match the
+//! codes.
+
+use camus_engine::limits::BLOCK_BYTES;
+use camus_engine::rt::RtError;
+use camus_engine::types::CoreId;
+use camus_engine::wal::WalError;
+use std::fmt;
+use std::path::Path;
+
+/// How the process ends. Part of the interface: a service manager may decide by it whether to start again.
+pub mod exit {
+    /// Done as asked.
+    pub const OK: u8 = 0;
+    /// The answer is no: the broker refused a command, or a check found something.
+    pub const REFUSED: u8 = 1;
+    /// The command line or a setting is wrong. Starting again does not help.
+    pub const USAGE: u8 = 2;
+    /// A write or a flush failed while the broker ran. What was acknowledged is on the media; nothing was acknowledged
+    /// after.
+    pub const STORAGE: u8 = 10;
+    /// The write-ahead log is damaged. Starting again does not help.
+    pub const WAL_DAMAGED: u8 = 11;
+    /// Another process has the data directory.
+    pub const DATA_DIR_LOCKED: u8 = 12;
+    /// The data directory can not be used, or is not this broker's.
+    pub const DATA_DIR: u8 = 13;
+    /// A listener can not be opened.
+    pub const LISTEN: u8 = 14;
+    /// The kernel does not give what the loop needs.
+    pub const RUNTIME: u8 = 15;
+    /// A core's thread ended though nobody asked it to: a fault of Camus.
+    pub const CORE_FAILED: u8 = 16;
+    /// Not everything in flight was finished within the time for stopping. Nothing acknowledged is lost.
+    pub const STOP_TIMEOUT: u8 = 17;
+    /// No broker answers at the address.
+    pub const UNREACHABLE: u8 = 20;
+
+    /// Each status with its meaning, for the documentation.
+    pub const ALL: &[(u8, &str)] = &[
+        (OK, "done as asked"),
+        (REFUSED, "the answer is no: the broker refused, or a check found something"),
+        (USAGE, "the command line or a setting is wrong"),
+        (STORAGE, "a write or a flush failed while the broker ran"),
+        (WAL_DAMAGED, "the write-ahead log is damaged"),
+        (DATA_DIR_LOCKED, "another process has the data directory"),
+        (DATA_DIR, "the data directory can not be used, or is not this broker's"),
+        (LISTEN, "a listener can not be opened"),
+        (RUNTIME, "the kernel does not give what the loop needs"),
+        (CORE_FAILED, "a core's thread ended though nobody asked it to"),
+        (STOP_TIMEOUT, "not everything in flight was finished within the time for stopping"),
+        (UNREACHABLE, "no broker answers at the address"),
+    ];
+}
+
+/// One kind of error, as `camus explain` tells of it.
+#[derive(Debug)]
+pub struct Code {
+    pub code: &'static str,
+    pub status: u8,
+    pub title: &'static str,
+    pub explain: &'static str,
+}
+
+macro_rules! codes {
+    ($($name:ident = $code:literal, $status:ident, $title:literal, $explain:literal;)*) => {
+        $(
+            #[doc = $title]
+            pub const $name: &Code =
+                &Code { code: $code, status: exit::$status, title: $title, explain: $explain };
+        )*
+        /// All of them, in the order of their numbers. A number is never used again for something else.
+        pub const CODES: &[&Code] = &[$($name),*];
+    };
+}
+
+codes! {
+    UNKNOWN_SETTING = "CAM-0001", USAGE, "there is no such setting",
+"A key in the configuration file, a CAMUS_* environment variable or a --set names a setting that Camus does not
+have. Camus refuses to start instead of going on without it: a misspelt durability or memory setting that is
+silently ignored is found out at the worst time. The nearest name is given. All settings: docs/settings.md or
+`camus settings`. Environment variables that begin with CAMUS_TEST_ are left alone.";
+    BAD_VALUE = "CAM-0002", USAGE, "a setting has a value that is not allowed",
+"The value is of the wrong type or outside the range. Sizes take KiB, MiB, GiB (powers of 1024) or plain bytes.
+Where a setting is given more than once, a flag beats the environment, and the environment beats the file: the
+error names the place that won.";
+    BAD_CONFIG_FILE = "CAM-0003", USAGE, "the configuration file can not be read",
+"The file named by --config (or CAMUS_CONFIG) does not exist, can not be opened, or is not TOML. Keys may be
+written with dots (num.partitions = 3) or in tables.";
+    CONTRADICTION = "CAM-0004", USAGE, "two settings contradict each other",
+"Each setting is allowed alone, but not together with another one. The error names both.";
+    DATA_DIR_IO = "CAM-0101", DATA_DIR, "the data directory can not be used",
+"The operating system refused to make, open, write or flush something in the data directory. Camus needs to own it,
+and needs a file system that can flush a directory and lock a file (not tmpfs for data that matters, not NFS).";
+    DATA_DIR_LOCKED = "CAM-0102", DATA_DIR_LOCKED, "another process has the data directory",
+"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the file
+`lock`): it is gone when its process is, also after kill -9, so there is never a stale lock file to delete.";
+    DATA_DIR_MISMATCH = "CAM-0103", DATA_DIR, "the data directory was made with other settings",
+"The directory remembers the node id and the number of cores (in camus.toml inside it): partitions are laid out by
+them, so they can not change later. Start with the same numbers (or without --cores: then the directory decides),
+or with another directory.";
+    DATA_DIR_IDENTITY = "CAM-0104", DATA_DIR, "the identity of the data directory can not be read",
+"camus.toml in the data directory says whose directory it is. It is damaged, or was written by a newer Camus, or it
+is missing though there is data beside it. Camus does not guess: restore the file from a backup, or start the
+version that wrote it.";
+    STORAGE = "CAM-0105", STORAGE, "a write or a flush of the write-ahead log failed",
+"After a failed write or flush nobody can know what is on the media: the kernel may have dropped the page and
+report success the next time. So Camus never retries it into success: it acknowledges nothing more and ends.
+Everything acknowledged before is on the media and is found at the next start. Look at the kernel's log (dmesg)
+for the device; if the disk is sound again, start Camus again.";
+    DISK_FULL_AT_START = "CAM-0106", DATA_DIR, "there is no room for the write-ahead log",
+"At start each core needs at least one segment (camus.wal.segment.bytes). Free some space on the file system of the
+data directory, or make segments smaller. While it runs, a full disk is no reason to end: produce is refused with
+a retriable error until there is room again.";
+    WAL_DAMAGED = "CAM-0107", WAL_DAMAGED, "the write-ahead log is damaged in the middle",
+"A block group that was once acknowledged can not be read back whole, though later ones can: this is damage (of the
+media, of a copy, or by another program), not a write that a crash cut short. A cut-off last write is normal: it
+was never acknowledged, it is dropped at start, and you will not see this error for it. Camus changes nothing and
+serves nothing: to start with a shortened log would lose acknowledged records without a word. `camus wal verify`
+lists every damaged place and what is behind it. Restore the directory from a backup or from the disk's other
+copy.";
+    WAL_FOREIGN = "CAM-0108", WAL_DAMAGED, "the write-ahead log is not one that this Camus can read",
+"The segment files carry the cluster, the core and the version of their format. These do not fit the data
+directory, or were written by a newer Camus.";
+    LISTEN = "CAM-0201", LISTEN, "a listener can not be opened",
+"The address is taken by another program, does not belong to this host, or the port needs privileges (below 1024).";
+    RUNTIME = "CAM-0202", RUNTIME, "the kernel does not give what the loop needs",
+"With camus.io = uring Camus needs io_uring (Linux 6.1 or newer, /proc/sys/kernel/io_uring_disabled = 0, and not
+forbidden by a container's seccomp profile), and enough locked memory for its rings (ulimit -l). With camus.io =
+auto, the default, it goes on with ordinary system calls and says so.";
+    CORE_FAILED = "CAM-0203", CORE_FAILED, "a core has failed",
+"A thread of the broker ended by an assertion: Camus found itself in a state that must not be, and stopped before
+it could acknowledge or serve something wrong. Everything acknowledged is on the media. Please report it with the
+log.";
+    STOP_TIMEOUT = "CAM-0204", STOP_TIMEOUT, "stopping took too long",
+"After SIGTERM Camus accepts nothing new and finishes what is in flight, for camus.shutdown.timeout.ms at most. The
+time was up first (a slow disk, a client that does not read). Nothing acknowledged is lost; what was not
+acknowledged is retried by the clients.";
+    UNREACHABLE = "CAM-0301", UNREACHABLE, "no broker answers",
+"Nothing listens at the address, or what listens there does not answer as a Kafka broker does (a TLS listener, an
+HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
+    BROKER_REFUSED = "CAM-0302", REFUSED, "the broker refused",
+"The broker understood the request and said no; its own error code and words are given.";
+    BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",
+"The broker does not offer an API that this command needs, or its answer does not decode.";
+    CHECK_FAILED = "CAM-0401", REFUSED, "a check found something",
+"A command that verifies has found damage; it lists each place above this error.";
+    UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
+"`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
+}
+
+/// An error for the person at the terminal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UserError {
+    pub code: &'static str,
+    pub status: u8,
+    /// What is wrong, one line.
+    pub what: String,
+    /// Where: file and line, path and offset, address.
+    pub place: String,
+    /// What follows from it for the reader.
+    pub meaning: String,
+    /// What Camus did about it.
+    pub done: String,
+    /// The one command to run.
+    pub run: String,
+}
+
+impl UserError {
+    pub fn new(
+        code: &'static Code,
+        what: impl Into<String>,
+        place: impl Into<String>,
+        meaning: impl Into<String>,
+        done: impl Into<String>,
+        run: impl Into<String>,
+    ) -> UserError {
+        UserError {
+            code: code.code,
+            status: code.status,
+            what: what.into(),
+            place: place.into(),
+            meaning: meaning.into(),
+            done: done.into(),
+            run: run.into(),
+        }
+    }
+}
+
+impl fmt::Display for UserError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "error[{}]: {}", self.code, self.what)?;
+        let parts = [("where", &self.place), ("meaning", &self.meaning), ("done", &self.done), ("run", &self.run)];
+        for (name, text) in parts {
+            writeln!(f, "  {name:<8} {}", text.replace('\n', "\n           "))?;
+        }
+        write!(f, "  {:<8} camus explain {}", "more", self.code)
+    }
+}
+
+impl std::error::Error for UserError {}
+
+const NOT_STARTED: &str = "nothing was started and nothing was changed";
+
+// ---- Settings ----
+
+pub fn unknown_setting(name: &str, place: &str, hint: Option<&str>) -> UserError {
+    let (meaning, run) = match hint {
+        Some(hint) => (format!("the nearest setting is '{hint}'"), format!("camus settings {hint}")),
+        None => ("no setting has a name like it".to_owned(), "camus settings".to_owned()),
+    };
+    UserError::new(UNKNOWN_SETTING, format!("there is no setting '{name}'"), place, meaning, NOT_STARTED, run)
+}
+
+pub fn bad_value(name: &str, value: &str, why: &str, place: &str) -> UserError {
+    UserError::new(
+        BAD_VALUE,
+        format!("'{value}' is not a value for '{name}'"),
+        place,
+        why,
+        NOT_STARTED,
+        format!("camus settings {name}"),
+    )
+}
+
+pub fn bad_config_file(path: &Path, line: Option<usize>, why: &str) -> UserError {
+    let place = match line {
+        Some(line) => format!("{}:{line}", path.display()),
+        None => path.display().to_string(),
+    };
+    let run = format!("camus serve --config {}   (when it is mended)", path.display());
+    UserError::new(BAD_CONFIG_FILE, "the configuration file can not be read", place, why, NOT_STARTED, run)
+}
+
+pub fn contradiction(what: &str, place: &str, meaning: &str, run: &str) -> UserError {
+    UserError::new(CONTRADICTION, what, place, meaning, NOT_STARTED, run)
+}
+
+// ---- The data directory ----
+
+pub fn data_dir_io(path: &Path, doing: &str, error: &std::io::Error) -> UserError {
+    UserError::new(
+        DATA_DIR_IO,
+        format!("the data directory can not be used: {doing} failed"),
+        path.display().to_string(),
+        error.to_string(),
+        "nothing was started",
+        format!("ls -ld {}   (who owns it, and is there room?)", path.display()),
+    )
+}
+
+pub fn data_dir_locked(path: &Path, holder: Option<(u32, String)>) -> UserError {
+    let (who, run) = match holder {
+        Some((pid, command)) => (format!("process {pid} ({command}) has it"), format!("ps -fp {pid}")),
+        None => {
+            ("the process that has it did not say who it is".to_owned(), format!("fuser -v {}/lock", path.display()))
+        }
+    };
+    UserError::new(
+        DATA_DIR_LOCKED,
+        "another process has the data directory",
+        path.display().to_string(),
+        who,
+        "nothing was changed; the other process goes on",
+        run,
+    )
+}
+
+pub fn data_dir_mismatch(path: &Path, what: &str, has: &str, asked: &str, run: &str) -> UserError {
+    UserError::new(
+        DATA_DIR_MISMATCH,
+        format!("the data directory was made with {what} {has}, not {asked}"),
+        path.join(crate::data_dir::IDENTITY_FILE).display().to_string(),
+        format!("the layout of the data depends on {what}: it can not be changed later"),
+        "nothing was changed",
+        run,
+    )
+}
+
+pub fn data_dir_identity(path: &Path, why: &str) -> UserError {
+    UserError::new(
+        DATA_DIR_IDENTITY,
+        "the identity of the data directory can not be read",
+        path.join(crate::data_dir::IDENTITY_FILE).display().to_string(),
+        why,
+        "nothing was changed",
+        format!("ls -l {}   (then restore camus.toml, or start with an empty directory)", path.display()),
+    )
+}
+
+// ---- Storage. The cores fill these in ----
+
+/// A failed write or flush while the broker ran.
+pub fn storage(place: &str, what: &str) -> UserError {
+    UserError::new(
+        STORAGE,
+        "a write or a flush of the write-ahead log failed",
+        place,
+        format!("{what}; what is on the media after this can not be known, so it is not tried again"),
+        "acknowledged nothing more and ended; everything acknowledged before is on the media",
+        "dmesg | tail   (and when the disk is sound: start Camus again)",
+    )
+}
+
+pub fn disk_full_at_start(path: &Path, needed_bytes: u64, detail: &str) -> UserError {
+    UserError::new(
+        DISK_FULL_AT_START,
+        "there is no room for the write-ahead log",
+        path.display().to_string(),
+        format!("a first segment of {} is needed: {detail}", crate::out::bytes(needed_bytes)),
+        "nothing was started",
+        format!("df -h {}", path.display()),
+    )
+}
+
+/// `place`: file, block and LSN. `lost`: what is whole before it, and what lies behind it.
+pub fn wal_damaged(data_dir: &Path, place: &str, lost: &str) -> UserError {
+    UserError::new(
+        WAL_DAMAGED,
+        "the write-ahead log is damaged in the middle",
+        place,
+        lost,
+        "nothing was changed and nothing is served",
+        format!("camus wal verify --data-dir {}", data_dir.display()),
+    )
+}
+
+pub fn wal_foreign(data_dir: &Path, place: &str, why: &str) -> UserError {
+    UserError::new(
+        WAL_FOREIGN,
+        "the write-ahead log is not one that this Camus can read",
+        place,
+        why,
+        "nothing was changed and nothing is served",
+        format!("camus wal verify --data-dir {}", data_dir.display()),
+    )
+}
+
+/// What is wrong with the log of a core: at start, in a tool, or while it runs.
+pub fn of_wal(data_dir: &Path, core: CoreId, error: &WalError) -> UserError {
+    let dir = crate::data_dir::core_dir(data_dir, core);
+    let log = dir.display().to_string();
+    let damaged = |place: &str, lost: String| wal_damaged(data_dir, place, &lost);
+    match error {
+        WalError::Damaged(damage) => {
+            let place = format!(
+                "{}, byte {} (block {}, segment {}, LSN {})",
+                damage.file,
+                damage.offset,
+                damage.offset / BLOCK_BYTES as u64,
+                damage.segment,
+                damage.lsn
+            );
+            damaged(
+                &place,
+                format!(
+                    "expected {}, found {}: {}\nrecords up to LSN {} are whole; {} later groups are there as well",
+                    damage.expected, damage.found, damage.why, damage.whole_before, damage.whole_after
+                ),
+            )
+        }
+        WalError::MissingSegment { .. } => damaged(&log, error.to_string()),
+        WalError::Truncated { file, .. }
+        | WalError::DuplicateSegment { file, .. }
+        | WalError::ImpossibleHeader { file, .. } => damaged(file, error.to_string()),
+        WalError::Record { .. } => damaged(&log, error.to_string()),
+        WalError::WrongCluster { file, .. }
+        | WalError::WrongCore { file, .. }
+        | WalError::WrongVersion { file, .. } => wal_foreign(data_dir, file, &error.to_string()),
+        WalError::Io { what, file, at, detail } => data_dir_io(
+            Path::new(file),
+            &format!("the {what} at byte {at} of a segment"),
+            &std::io::Error::other(detail.clone()),
+        ),
+        WalError::Write(disk) => storage(&log, &disk.to_string()),
+        WalError::Released { .. } => storage(&log, &error.to_string()),
+    }
+}
+
+// ---- Running ----
+
+pub fn listen(setting: &str, addr: &str, error: &std::io::Error) -> UserError {
+    let port = addr.rsplit(':').next().unwrap_or("");
+    UserError::new(
+        LISTEN,
+        "a listener can not be opened",
+        format!("{addr} ({setting})"),
+        error.to_string(),
+        "nothing is served",
+        format!("ss -ltnp 'sport = :{port}'   (who has the port?)"),
+    )
+}
+
+pub fn runtime(core: u16, why: &str) -> UserError {
+    UserError::new(
+        RUNTIME,
+        "the kernel does not give what the loop needs",
+        format!("core {core}"),
+        why,
+        "nothing was started",
+        "camus serve --io blocking   (slower; or allow io_uring: camus explain CAM-0202)",
+    )
+}
+
+pub fn core_failed(core: u16, why: &str) -> UserError {
+    UserError::new(
+        CORE_FAILED,
+        format!("core {core} has failed"),
+        format!("core {core}: {why}"),
+        "Camus found itself in a state that must not be; this is a fault of Camus and not of yours",
+        "the whole broker ended; everything acknowledged is on the media",
+        "camus serve   (start it again, and please report the log)",
+    )
+}
+
+/// Why a core did not start, or ended without being told to.
+pub fn of_rt(core: CoreId, error: &RtError) -> UserError {
+    match error {
+        RtError::Unavailable(_) | RtError::NoMemory { .. } | RtError::Setup { .. } => {
+            runtime(core.0, &error.to_string())
+        }
+        RtError::Loop { core, .. } => core_failed(core.0, &error.to_string()),
+        RtError::Panicked { core } => core_failed(core.0, "its thread has panicked; the log says where"),
+    }
+}
+
+/// An assertion of ours did not hold.
+pub fn assertion(thread: &str, place: &str, what: &str) -> UserError {
+    UserError::new(
+        CORE_FAILED,
+        "Camus found itself in a state that must not be",
+        format!("{place} (thread {thread})"),
+        what,
+        "the whole broker ended at once; everything acknowledged is on the media",
+        "camus serve   (start it again, and please report the log)",
+    )
+}
+
+pub fn stop_timeout(after_ms: u64, left: &str) -> UserError {
+    UserError::new(
+        STOP_TIMEOUT,
+        format!("not everything was finished within {after_ms} ms"),
+        "stopping",
+        left,
+        "ended all the same; nothing acknowledged is lost, and clients retry the rest",
+        "camus serve   (the next start replays the log)",
+    )
+}
+
+// ---- Commands that talk to a broker ----
+
+pub fn unreachable(addr: &str, why: &str) -> UserError {
+    UserError::new(
+        UNREACHABLE,
+        "no broker answers",
+        addr,
+        why,
+        "nothing was changed",
+        "camus serve   (or name another broker: --bootstrap HOST:PORT)",
+    )
+}
+
+pub fn broker_refused(what: &str, addr: &str, code: i16, name: &str, message: Option<&str>, run: &str) -> UserError {
+    let meaning = match message {
+        Some(message) if !message.is_empty() => format!("{name} ({code}): {message}"),
+        _ => format!("{name} ({code})"),
+    };
+    UserError::new(BROKER_REFUSED, what, addr, meaning, "nothing was changed by this request", run)
+}
+
+pub fn broker_answer(addr: &str, why: &str) -> UserError {
+    UserError::new(
+        BROKER_ANSWER,
+        "the broker's answer can not be understood",
+        addr,
+        why,
+        "closed the connection",
+        "camus topic list --bootstrap HOST:PORT   (is this the Kafka listener?)",
+    )
+}
+
+pub fn unknown_code(code: &str) -> UserError {
+    let nearest = CODES.iter().map(|c| c.code).min_by_key(|c| strsim::damerau_levenshtein(c, &code.to_uppercase()));
+    UserError::new(
+        UNKNOWN_CODE,
+        format!("there is no code '{code}'"),
+        "command line",
+        "a code looks like CAM-0102",
+        "nothing",
+        format!("camus explain {}", nearest.unwrap_or("CAM-0102")),
+    )
+}
+
+/// What `camus explain` prints.
+pub fn explain(asked: &str) -> Result<String, UserError> {
+    let wanted = asked.trim().trim_start_matches("error[").trim_end_matches(']').to_uppercase();
+    let code = CODES.iter().find(|c| c.code == wanted).ok_or_else(|| unknown_code(asked))?;
+    Ok(format!("{}: {}\n\n{}\n\nExit status: {}.", code.code, code.title, code.explain, code.status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::assert_golden;
+
+    /// If this fails, a script or a runbook that matches an error's text or code no longer does.
+    #[test]
+    fn each_error_text_is_as_it_was() {
+        let dir = Path::new("camus-data");
+        let denied = std::io::Error::from_raw_os_error(13);
+        let errors = [
+            unknown_setting("num.partition", "camus.toml:3", Some("num.partitions")),
+            unknown_setting("zzzzzzzzzz", "environment: CAMUS_ZZZZZZZZZZ", None),
+            bad_value("num.partitions", "many", "it takes a whole number, 1 to 10000", "--set num.partitions=many"),
+            bad_config_file(Path::new("camus.toml"), Some(2), "expected `=`"),
+            bad_config_file(Path::new("camus.toml"), None, "No such file or directory (os error 2)"),
+            contradiction("what", "where", "meaning", "run"),
+            data_dir_io(dir, "making it", &denied),
+            data_dir_locked(dir, Some((4711, "camus serve".to_owned()))),
+            data_dir_locked(dir, None),
+            data_dir_mismatch(dir, "cores", "2", "4", "camus serve --cores 2"),
+            data_dir_identity(dir, "format 2 is newer than this Camus knows (1)"),
+            storage("camus-data/core-0/000017.wal at 4096", "write: Input/output error (os error 5)"),
+            disk_full_at_start(dir, 64 << 20, "No space left on device (os error 28)"),
+            wal_damaged(
+                dir,
+                "camus-data/core-0/000017.wal, block 4711 (LSN 9204113)",
+                "records up to LSN 9204112 are whole; 3 later groups are whole as well, so this is damage and not an \
+                 unfinished write",
+            ),
+            wal_foreign(dir, "camus-data/core-0/000017.wal", "format 2 is newer than this Camus knows (1)"),
+            listen("listeners", "127.0.0.1:9092", &std::io::Error::from_raw_os_error(98)),
+            runtime(0, "io_uring_setup: Operation not permitted (os error 1)"),
+            core_failed(1, "the thread panicked: durable LSN 7 passed written 6"),
+            assertion("camus-core-1", "engine/src/wal/writer.rs:812", "durable LSN 7 passed written 6"),
+            stop_timeout(8000, "2 answers were not yet with their clients"),
+            unreachable("127.0.0.1:9092", "Connection refused (os error 111)"),
+            broker_refused(
+                "topic 'a' was not made",
+                "127.0.0.1:9092",
+                36,
+                "TOPIC_ALREADY_EXISTS",
+                Some("topic 'a' exists already"),
+                "camus topic describe a",
+            ),
+            broker_answer("127.0.0.1:9092", "the answer to Metadata v12 ends early"),
+            unknown_code("CAM-9999"),
+        ];
+        let text: Vec<String> = errors.iter().map(|e| format!("{e}\n  (exit status {})\n", e.status)).collect();
+        assert_golden("errors.txt", &text.join("\n"));
+        let used: std::collections::BTreeSet<&str> = errors.iter().map(|e| e.code).collect();
+        assert_eq!(used.len(), CODES.len(), "each code has at least one text here");
+    }
+
+    /// If this fails, an operator with a damaged disk is not told where, or is told to do the wrong thing.
+    #[test]
+    fn each_fault_of_a_log_is_told_as_it_was() {
+        use camus_engine::io::{DiskError, DiskErrorKind, FileId};
+        use camus_engine::types::{Lsn, SegmentSeq};
+        use camus_engine::wal::{Damage, Why};
+        let file = || "camus-data/core-0/000017.wal".to_owned();
+        let faults = [
+            WalError::Damaged(Box::new(Damage {
+                file: file(),
+                segment: SegmentSeq(17),
+                offset: 4096 * 4711,
+                lsn: Lsn(9_204_113),
+                expected: "crc 01020304".to_owned(),
+                found: "05060708".to_owned(),
+                why: Why::Acknowledged { durable: Lsn(9_204_120) },
+                whole_before: Lsn(9_204_112),
+                whole_after: 3,
+            })),
+            WalError::WrongVersion { file: file(), expected: 1, found: 2 },
+            WalError::Io { what: "read", file: file(), at: 4096, detail: "Input/output error (os error 5)".to_owned() },
+            WalError::Write(DiskError {
+                kind: DiskErrorKind::Io,
+                what: "write",
+                file: FileId(17),
+                at: 4096,
+                errno: Some(5),
+                detail: "Input/output error (os error 5)".to_owned(),
+            }),
+        ];
+        let text = faults.map(|f| {
+            let error = of_wal(Path::new("camus-data"), CoreId(0), &f);
+            format!("{error}\n  (exit status {})\n", error.status)
+        });
+        assert_golden("wal_errors.txt", &text.join("\n"));
+    }
+
+    #[test]
+    fn codes_are_unique_ascending_and_explained() {
+        assert!(CODES.windows(2).all(|w| w[0].code < w[1].code));
+        for code in CODES {
+            assert!(explain(code.code).expect("it is in the table").contains(code.title));
+            assert!(exit::ALL.iter().any(|(status, _)| *status == code.status), "{} ends as documented", code.code);
+        }
+        assert!(explain("error[CAM-0102]").is_ok());
+        assert_eq!(explain("CAM-1").expect_err("no such code").code, "CAM-0402");
+    }
+}

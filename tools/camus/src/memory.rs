@@ -1,0 +1,87 @@
+//! How `camus.memory` is split: one budget for each use on each core (docs/adr/0006-memory.md).
+
+/// What one core may hold, bytes. At a budget the core sheds load (a throttle, a retriable error, a paused connection);
+/// it never allocates past it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Budgets {
+    /// Buffers of the write-ahead log: the group that fills, those in flight, and the tail cache that fetches read
+    /// from.
+    pub wal_bytes: usize,
+    /// What is held for clients, of all connections: requests, parts of requests, answers that are being sent.
+    pub clients_bytes: usize,
+    /// Where each record batch lies, and who wrote it.
+    pub index_bytes: usize,
+}
+
+/// The least that one core can work with: two groups of the largest record, and one request of it.
+pub const PER_CORE_BYTES_MIN: u64 = 128 << 20;
+/// What one core gets at most where nothing is said: more helps only a deployment that can say so.
+pub const PER_CORE_BYTES_DEFAULT_MAX: u64 = 1 << 30;
+
+/// The default of `camus.memory`: a quarter of what the host (or its container) has, within the bounds above.
+pub fn default_bytes(host_bytes: u64, cores: usize) -> u64 {
+    let cores = cores as u64;
+    (host_bytes / 4).clamp(PER_CORE_BYTES_MIN * cores, PER_CORE_BYTES_DEFAULT_MAX * cores)
+}
+
+impl Budgets {
+    /// The share of one core of `cores`.
+    pub fn of_core(memory_bytes: u64, cores: usize) -> Budgets {
+        assert!(cores > 0, "a broker has a core");
+        let core = memory_bytes / cores as u64;
+        let part = |percent: u64| usize::try_from(core * percent / 100).expect("a budget fits the address space");
+        Budgets { wal_bytes: part(50), clients_bytes: part(40), index_bytes: part(10) }
+    }
+
+    #[cfg(test)]
+    fn total_bytes(&self) -> usize {
+        self.wal_bytes + self.clients_bytes + self.index_bytes
+    }
+}
+
+/// Memory that this process may use: the host's, or less where a control group says so.
+pub fn host_bytes() -> u64 {
+    let total = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()
+        })
+        .map_or(1 << 30, |kib| kib << 10);
+    let group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok())
+        .min();
+    group.map_or(total, |limit| limit.min(total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use camus_engine::limits;
+
+    /// If this fails, the sum of the budgets is more than the operator gave.
+    #[test]
+    fn budgets_of_all_cores_stay_within_the_memory_given() {
+        for cores in [1, 2, 3, 7, 64] {
+            let memory = PER_CORE_BYTES_MIN * cores as u64 + 4711;
+            assert!(Budgets::of_core(memory, cores).total_bytes() * cores <= memory as usize);
+        }
+    }
+
+    /// If this fails, a broker that was allowed to start can never accept the largest batch it promises to take.
+    #[test]
+    fn the_smallest_core_can_take_the_largest_record() {
+        let least = Budgets::of_core(PER_CORE_BYTES_MIN, 1);
+        assert!(least.clients_bytes > 2 * limits::BATCH_BYTES_MAX);
+        assert!(least.wal_bytes >= 2 * (limits::WAL_RECORD_BYTES_MAX + limits::WAL_GROUP_BYTES_MAX));
+        assert!(least.wal_bytes >= 2 * limits::WAL_GROUPS_IN_FLIGHT_MAX * limits::WAL_CHUNK_BYTES);
+    }
+
+    #[test]
+    fn the_default_is_a_quarter_of_the_host_within_bounds() {
+        assert_eq!(default_bytes(2 << 30, 1), 512 << 20);
+        assert_eq!(default_bytes(1 << 20, 2), 2 * PER_CORE_BYTES_MIN);
+        assert_eq!(default_bytes(1 << 40, 2), 2 * PER_CORE_BYTES_DEFAULT_MAX);
+    }
+}
