@@ -1,0 +1,907 @@
+//! The pump of one core: one WAL, the replicas and partitions that share it, and everything that waits for them.
+
+use super::api::{
+    Answer, Ask, BatchRules, EpochEnd, Found, OffsetQuery, Produced, ReadDone, Refusal, Route, ShardTable, Ticket,
+};
+use super::reads::{DiskReads, Part, ReadJob, ReadKind, Search, TimeQuery};
+use super::recovery::{self, RecoveredShard};
+use super::watch::Watches;
+use crate::io::buf::ChunkPool;
+use crate::io::{DiskDone, DiskOp, OpId, Volume};
+use crate::limits;
+use crate::partition::{BatchRef, Partition, Verdict, batch, records};
+use crate::replica::{ReadyOut, Replica};
+use crate::stats::{CoreStats, Counters};
+use crate::types::{
+    CoreId, EntryId, Index, LeaderEpoch, Lsn, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, WallMs,
+};
+use crate::wal::{RecordAt, RecordHead, RecordKind, Room, Wal, WalConfig, WalError, WalOut};
+use bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Raft's clock: one tick drives all replicas of the core.
+pub const TICK: Duration = Duration::from_millis(10);
+
+/// How often segments are looked at for what can be freed, and the index is weighed.
+const RELEASE_EVERY: Duration = Duration::from_secs(1);
+
+/// Bit 63 tells the operations of the pump's reads from the WAL's.
+const READ_OP: u64 = 1 << 63;
+
+/// What a core is made with.
+#[derive(Clone, Debug)]
+pub struct CoreConfig {
+    pub core: CoreId,
+    /// This broker's id in every Raft group, not 0.
+    pub raft_id: u64,
+    pub wal: WalConfig,
+    /// Budget of the WAL's buffers. Above three quarters of it readers get copies, so that a slow one holds no buffer.
+    pub wal_bytes_max: usize,
+    /// Bytes that the index of batches may take before produce is held off.
+    pub index_bytes_max: usize,
+}
+
+/// What the pump wants done. Taken by the node after each call.
+#[derive(Default, Debug)]
+pub struct Out {
+    pub disk: Vec<(OpId, DiskOp)>,
+    pub answers: Vec<(Ticket, Answer)>,
+    /// Committed commands of the meta shard, in the order of the log.
+    pub meta: Vec<MetaCommitted>,
+    /// The meta shard is led from here, and everything before is in `meta` already.
+    pub meta_leading: bool,
+    /// The state of the meta shard is wanted for a snapshot at this index ([`Core::meta_snapshot`]).
+    pub meta_snapshot_wanted: bool,
+    /// The WAL is poisoned: the process must end. Nothing more is acknowledged.
+    pub fatal: Option<WalError>,
+}
+
+/// One command of the meta shard's log that is committed.
+#[derive(Clone, Debug)]
+pub struct MetaCommitted {
+    pub index: Index,
+    /// Who asked, if it was asked of this process.
+    pub ticket: Option<Ticket>,
+    pub command: Bytes,
+}
+
+/// The meta shard as a recovery found it, for the state machine.
+#[derive(Default, Debug)]
+pub struct RecoveredMeta {
+    pub snapshot: Option<(Index, Vec<u8>)>,
+    pub commands: Vec<(Index, Bytes)>,
+}
+
+/// Why a core can not start on what is on its disk. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoverError {
+    #[error(transparent)]
+    Wal(#[from] WalError),
+    /// Each record is whole, but together they can not be what was written.
+    #[error("the write-ahead log in {directory} contradicts itself: {what}")]
+    Inconsistent { directory: String, what: String },
+}
+
+/// An entry that is in the log and not yet applied.
+pub(super) enum Proposal {
+    Batch(PendingBatch),
+    Trim { head: RecordHead, waiting: Option<Ticket> },
+    Meta { command: Bytes, waiting: Option<Ticket> },
+    Noop,
+}
+
+pub(super) struct PendingBatch {
+    pub head: RecordHead,
+    pub at: RecordAt,
+    /// The partition counts it among its in-flight batches. False for what a recovery or a lost leadership left.
+    pub proposed: bool,
+    /// Who waits: the producer, and its retries.
+    pub waiting: Vec<Ticket>,
+    pub append_time: Option<WallMs>,
+    pub appended: Mono,
+}
+
+/// One shard's copy on this core. Owned by [`Core`].
+pub(super) struct Shard {
+    pub replica: Replica,
+    pub partitions: BTreeMap<PartitionId, Partition>,
+    pub proposals: BTreeMap<Index, Proposal>,
+    pub applied: Index,
+    /// Something was proposed or happened that the replica has to be asked about.
+    pub dirty: bool,
+    /// The group that holds the last record of this shard.
+    pub last_lsn: Lsn,
+    /// Where the newest whole snapshot begins; before it no segment is needed for the shard's state.
+    pub state_from: SegmentSeq,
+}
+
+/// A produce that waits for room in the WAL.
+struct Parked {
+    ticket: Ticket,
+    to: Route,
+    batch: Bytes,
+    rules: BatchRules,
+    asked: Mono,
+}
+
+/// The pump. Lives on its core's thread; pure: time comes in, and what is to happen goes out through [`Out`].
+pub struct Core {
+    config: CoreConfig,
+    wal: Wal,
+    pub(super) shards: BTreeMap<ShardId, Shard>,
+    table: Arc<ShardTable>,
+    stats: Arc<CoreStats>,
+    parked: VecDeque<Parked>,
+    /// Readies whose records are in groups up to this LSN, in LSN order.
+    unpersisted: VecDeque<(Lsn, ShardId, u64)>,
+    reads: DiskReads,
+    watches: Watches,
+    next_tick: Option<Mono>,
+    next_release: Mono,
+    /// As of the last look; what was appended since is not in it.
+    index_bytes: usize,
+    /// The partitions of this core that exist; unknown until the first image of the metadata came.
+    known: Option<BTreeSet<PartitionId>>,
+    snapshots: super::snapshot::Snapshots,
+    wal_out: Vec<WalOut>,
+    ready: ReadyOut,
+    poisoned: bool,
+}
+
+impl Core {
+    /// Reads the WAL and rebuilds every shard of this core. Nothing is served before the replicas lead.
+    pub fn recover(
+        config: CoreConfig,
+        table: Arc<ShardTable>,
+        stats: Arc<CoreStats>,
+        volume: &dyn Volume,
+        pool: ChunkPool,
+        seed: u64,
+    ) -> Result<(Core, RecoveredMeta), RecoverError> {
+        let mut scan = recovery::Scan::new(table.shards_of(config.core));
+        let (wal, report) =
+            Wal::recover(config.wal.clone(), volume, pool, seed, &mut |head, body, at| scan.record(head, body, at))?;
+        tracing::info!(core = config.core.0, ?report, "the write-ahead log is read");
+        let first = wal.segment_now().max(SegmentSeq(1));
+        let (recovered, meta) = scan.finish(volume)?;
+        let mut shards = BTreeMap::new();
+        for (id, RecoveredShard { log, partitions, proposals, applied, state_from }) in recovered {
+            let replica = Replica::new(id, config.raft_id, &[config.raft_id], log);
+            let shard = Shard {
+                replica,
+                partitions,
+                proposals,
+                applied,
+                dirty: true,
+                last_lsn: wal.durable(),
+                state_from: state_from.unwrap_or(first),
+            };
+            shards.insert(id, shard);
+        }
+        let core = Core {
+            reads: DiskReads::default(),
+            watches: Watches::default(),
+            snapshots: super::snapshot::Snapshots::default(),
+            config,
+            wal,
+            shards,
+            table,
+            stats,
+            parked: VecDeque::new(),
+            unpersisted: VecDeque::new(),
+            next_tick: None,
+            next_release: Mono(0),
+            index_bytes: 0,
+            known: None,
+            wal_out: Vec::new(),
+            ready: ReadyOut::default(),
+            poisoned: false,
+        };
+        Ok((core, meta))
+    }
+
+    /// Asks for the first segment and stands for election in each shard.
+    pub fn start(&mut self, now: Mono, out: &mut Out) {
+        self.wal.start(&mut self.wal_out);
+        self.next_tick = Some(now + TICK);
+        for shard in self.shards.values_mut() {
+            shard.replica.campaign();
+            shard.dirty = true;
+        }
+        self.settle(now, out);
+    }
+
+    /// Every shard of this core is led from here and serves.
+    pub fn is_serving(&self) -> bool {
+        self.shards.keys().all(|id| self.table.leading(*id).is_some())
+    }
+
+    /// Which partitions of this core exist: all others are forgotten, with their data.
+    pub fn set_partitions(&mut self, now: Mono, exist: &[(ShardId, PartitionId)], out: &mut Out) {
+        let wanted: BTreeSet<PartitionId> = exist.iter().map(|(_, p)| *p).collect();
+        for (shard, partition) in exist {
+            if let Some(shard) = self.shards.get_mut(shard) {
+                shard.partitions.entry(*partition).or_insert_with(|| Partition::new(*partition));
+            }
+        }
+        for (id, shard) in &mut self.shards {
+            if *id == META_SHARD {
+                continue;
+            }
+            let gone: Vec<PartitionId> = shard.partitions.keys().filter(|p| !wanted.contains(p)).copied().collect();
+            for partition in gone {
+                shard.partitions.remove(&partition);
+                self.watches.moved(partition, &mut out.answers);
+                for proposal in shard.proposals.values_mut() {
+                    if let Proposal::Batch(batch) = proposal
+                        && batch.head.partition == partition
+                    {
+                        batch.proposed = false;
+                        for ticket in batch.waiting.drain(..) {
+                            out.answers.push((ticket, Answer::Produced(Err(Refusal::UnknownPartition))));
+                        }
+                    }
+                }
+            }
+        }
+        Counters::set(&self.stats.counters.partitions, wanted.len() as u64);
+        self.known = Some(wanted);
+        self.settle(now, out);
+    }
+
+    /// A question about a partition of this core. Answered in `out`, now or later.
+    pub fn ask(&mut self, now: Mono, wall: WallMs, ticket: Ticket, ask: Ask, out: &mut Out) {
+        if self.poisoned {
+            refuse(ticket, &ask, Refusal::Storage, out);
+            return;
+        }
+        match ask {
+            Ask::Produce { to, batch, rules } => {
+                let parked = Parked { ticket, to, batch, rules, asked: now };
+                if self.parked.is_empty() {
+                    if let Some(parked) = self.produce(now, wall, parked, out) {
+                        self.parked.push_back(parked);
+                    }
+                } else if self.parked.len() < limits::PARKED_PRODUCES_MAX {
+                    self.parked.push_back(parked);
+                } else {
+                    out.answers.push((ticket, Answer::Produced(Err(Refusal::Busy))));
+                }
+            }
+            Ask::Read { from, offset, bytes_max, at_least_one, epoch, watch } => {
+                self.read(ticket, from, offset, bytes_max as usize, at_least_one, epoch, watch, out);
+            }
+            Ask::Unwatch { request } => self.watches.forget(ticket.core, request),
+            Ask::Find { from, what, epoch } => self.find(ticket, from, what, epoch, out),
+            Ask::EpochEnd { from, epoch, current } => {
+                let answer = self.led(from, current).map(|(leader, partition)| partition.epoch_end(epoch, leader));
+                out.answers.push((ticket, Answer::EpochEnd(answer)));
+            }
+            Ask::Trim { to, offset } => self.propose_trim(ticket, to, offset, out),
+        }
+    }
+
+    /// Puts a command into the meta shard's log. It comes back in [`Out::meta`] when it is committed. False if it can
+    /// not be written now.
+    pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes) -> bool {
+        if self.poisoned || self.wal.room_for(command.len()) != Room::Yes {
+            return false;
+        }
+        let Some(shard) = self.shards.get_mut(&META_SHARD) else { return false };
+        let crc = crc32c::crc32c(&command);
+        let Ok(entry) = shard.replica.propose(RecordKind::Meta, command.len() as u32, crc) else { return false };
+        let head = entry_head(RecordKind::Meta, META_SHARD, entry, shard.replica.commit());
+        let (lsn, _) = self.wal.append(head, &[&command], Some(crc));
+        shard.last_lsn = lsn;
+        shard.dirty = true;
+        shard.proposals.insert(entry.index, Proposal::Meta { command, waiting: ticket });
+        true
+    }
+
+    /// The state that [`Out::meta_snapshot_wanted`] asked for, as of everything in [`Out::meta`] so far.
+    pub fn meta_snapshot(&mut self, bytes: Vec<u8>) {
+        if let Some(shard) = self.shards.get(&META_SHARD) {
+            let term = shard.replica.term_of(shard.applied).expect("the last applied entry stays in the log");
+            self.snapshots.add(META_SHARD, shard.applied, term, bytes);
+        }
+    }
+
+    /// An operation of the disk has ended.
+    pub fn disk_done(&mut self, now: Mono, done: DiskDone, out: &mut Out) {
+        if done.op.0 & READ_OP != 0 {
+            self.read_done(done, out);
+        } else {
+            self.wal.disk_done(now, done, &mut self.wal_out);
+        }
+        self.settle(now, out);
+    }
+
+    /// The end of a turn: ticks, what was parked, the replicas' readies, and the open group goes to the disk.
+    pub fn turn_end(&mut self, now: Mono, wall: WallMs, out: &mut Out) {
+        if self.poisoned {
+            return;
+        }
+        if self.next_tick.is_some_and(|at| now >= at) {
+            self.next_tick = Some(now + TICK);
+            for shard in self.shards.values_mut() {
+                shard.replica.tick();
+                shard.dirty = true;
+            }
+        }
+        if now >= self.next_release {
+            self.next_release = now + RELEASE_EVERY;
+            self.release(out);
+        }
+        while let Some(parked) = self.parked.pop_front() {
+            if let Some(still) = self.produce(now, wall, parked, out) {
+                self.parked.push_front(still);
+                break;
+            }
+        }
+        self.append_snapshots();
+        self.readies(now, out);
+        self.wal.turn_end(now, &mut self.wal_out);
+        self.settle(now, out);
+        self.reads.submit(&self.wal, &mut out.disk);
+        let counters = &self.stats.counters;
+        Counters::set(&counters.memory_wal_bytes, self.wal.memory_bytes() as u64);
+        Counters::set(&counters.wal_disk_bytes, self.wal.disk_bytes());
+    }
+
+    /// When the next turn is due though nothing happens.
+    pub fn next_deadline(&self) -> Option<Mono> {
+        self.next_tick.into_iter().chain(self.wal.next_deadline()).min()
+    }
+
+    /// The WAL can take records; false while the disk is full or the limit is reached.
+    pub fn has_space(&self) -> bool {
+        self.wal.room_for(0) != Room::NoSpace
+    }
+
+    /// Since when the oldest batch waits for room in the WAL, if one does.
+    pub fn waits_since(&self) -> Option<Mono> {
+        self.parked.front().map(|parked| parked.asked)
+    }
+
+    /// Nothing that was asked waits for the disk.
+    pub fn is_quiet(&self) -> bool {
+        self.parked.is_empty() && self.unpersisted.is_empty() && self.shards.values().all(|s| s.proposals.is_empty())
+    }
+
+    /// The partition, if this core leads it and the epoch that the client believes in is the current one.
+    fn led(&self, route: Route, epoch: Option<LeaderEpoch>) -> Result<(LeaderEpoch, &Partition), Refusal> {
+        let shard = self.shards.get(&route.shard).ok_or(Refusal::NotLeader)?;
+        let term = self.table.leading(route.shard).ok_or(Refusal::NotLeader)?;
+        if !self.known.as_ref().is_some_and(|known| known.contains(&route.partition)) {
+            return Err(Refusal::UnknownPartition);
+        }
+        let partition = shard.partitions.get(&route.partition).ok_or(Refusal::UnknownPartition)?;
+        let current = term.leader_epoch();
+        match epoch {
+            Some(epoch) if epoch < current => Err(Refusal::FencedEpoch),
+            Some(epoch) if epoch > current => Err(Refusal::UnknownEpoch),
+            _ => Ok((current, partition)),
+        }
+    }
+
+    /// Appends one batch, or answers why not. Gives the request back if the WAL has no room for it now.
+    fn produce(&mut self, now: Mono, wall: WallMs, parked: Parked, out: &mut Out) -> Option<Parked> {
+        let Parked { ticket, to, batch, rules, asked } = parked;
+        match self.wal.room_for(batch.len()) {
+            Room::Yes => {}
+            Room::Wait => return Some(Parked { ticket, to, batch, rules, asked }),
+            Room::NoSpace => {
+                Counters::add(&self.stats.counters.produce_refused_total, 1);
+                out.answers.push((ticket, Answer::Produced(Err(Refusal::NoSpace))));
+                return None;
+            }
+        }
+        self.stats.stages.queue.record_ns(now.0.saturating_sub(asked.0));
+        if let Err(refusal) = self.append_batch(now, wall, ticket, to, &batch, &rules, out) {
+            Counters::add(&self.stats.counters.produce_refused_total, 1);
+            out.answers.push((ticket, Answer::Produced(Err(refusal))));
+        }
+        None
+    }
+
+    /// Checks the batch, gives it its offsets, and copies it into the open group. The answer comes with its commit.
+    fn append_batch(
+        &mut self,
+        now: Mono,
+        wall: WallMs,
+        ticket: Ticket,
+        to: Route,
+        batch: &Bytes,
+        rules: &BatchRules,
+        out: &mut Out,
+    ) -> Result<(), Refusal> {
+        let (epoch, _) = self.led(to, None)?;
+        if self.index_bytes > self.config.index_bytes_max {
+            return Err(Refusal::Busy);
+        }
+        let checked = batch::validate(batch, rules, wall)?;
+        let shard = self.shards.get_mut(&to.shard).expect("led by this core");
+        let partition = shard.partitions.get_mut(&to.partition).expect("led by this core");
+        let base_offset = match partition.check(&checked.head) {
+            Verdict::Append { base_offset } => base_offset,
+            Verdict::Duplicate { base_offset, append_time } => {
+                Counters::add(&self.stats.counters.produce_duplicates_total, 1);
+                let log_start = partition.log_start();
+                out.answers.push((ticket, Answer::Produced(Ok(Produced { base_offset, log_start, append_time }))));
+                return Ok(());
+            }
+            Verdict::AwaitOriginal { index } => {
+                Counters::add(&self.stats.counters.produce_duplicates_total, 1);
+                match shard.proposals.get_mut(&index) {
+                    Some(Proposal::Batch(original)) => original.waiting.push(ticket),
+                    Some(Proposal::Trim { .. } | Proposal::Meta { .. } | Proposal::Noop) | None => {
+                        panic!("{index:?} of {:?} is in flight in its partition but not in its shard", to.shard)
+                    }
+                }
+                return Ok(());
+            }
+            Verdict::Refuse(refusal) => return Err(refusal),
+        };
+        let stored = checked.stored(base_offset, epoch);
+        let bytes = checked.bytes.len();
+        let entry = shard
+            .replica
+            .propose(RecordKind::Batch, bytes as u32, stored.crc)
+            .map_err(|_not_leader| Refusal::NotLeader)?;
+        let head = checked.head.record_head(to.shard, to.partition, entry, base_offset, shard.replica.commit());
+        let (lsn, at) = self.wal.append(head, &checked.stored_parts(&stored), Some(stored.crc));
+        shard.last_lsn = lsn;
+        shard.dirty = true;
+        partition.proposed(entry, &checked.head, base_offset, at);
+        let pending = PendingBatch {
+            head,
+            at,
+            proposed: true,
+            waiting: vec![ticket],
+            append_time: checked.append_time,
+            appended: now,
+        };
+        shard.proposals.insert(entry.index, Proposal::Batch(pending));
+        Counters::add(&self.stats.counters.produce_batches_total, 1);
+        Counters::add(&self.stats.counters.produce_bytes_total, bytes as u64);
+        Ok(())
+    }
+
+    fn propose_trim(&mut self, ticket: Ticket, to: Route, offset: Option<Offset>, out: &mut Out) {
+        let refused = |refusal, out: &mut Out| out.answers.push((ticket, Answer::Trimmed(Err(refusal))));
+        let checked = self.led(to, None).and_then(|(_, p)| Ok((p.check_trim(offset)?, p.log_start())));
+        let offset = match checked {
+            Ok((offset, log_start)) if offset <= log_start => {
+                out.answers.push((ticket, Answer::Trimmed(Ok(log_start))));
+                return;
+            }
+            Ok((offset, _)) => offset,
+            Err(refusal) => return refused(refusal, out),
+        };
+        match self.wal.room_for(0) {
+            Room::Yes => {}
+            Room::Wait => return refused(Refusal::Busy, out),
+            Room::NoSpace => return refused(Refusal::NoSpace, out),
+        }
+        let shard = self.shards.get_mut(&to.shard).expect("led by this core");
+        let Ok(entry) = shard.replica.propose(RecordKind::Trim, 0, 0) else {
+            return refused(Refusal::NotLeader, out);
+        };
+        let head = RecordHead {
+            partition: to.partition,
+            base_offset: offset,
+            ..entry_head(RecordKind::Trim, to.shard, entry, shard.replica.commit())
+        };
+        let (lsn, _) = self.wal.append(head, &[], None);
+        shard.last_lsn = lsn;
+        shard.dirty = true;
+        shard.proposals.insert(entry.index, Proposal::Trim { head, waiting: Some(ticket) });
+    }
+
+    /// Asks each replica that has something to say, and puts what must be durable for it into the open group.
+    fn readies(&mut self, now: Mono, out: &mut Out) {
+        let ids: Vec<ShardId> = self.shards.iter().filter(|(_, s)| s.dirty).map(|(id, _)| *id).collect();
+        for id in ids {
+            // a hard state and the entry of a new leader must fit; else the replica waits for the next turn
+            if self.wal.room_for(limits::BLOCK_BYTES) != Room::Yes {
+                return;
+            }
+            let shard = self.shards.get_mut(&id).expect("taken from the map");
+            shard.dirty = false;
+            let mut ready = std::mem::take(&mut self.ready);
+            shard.replica.ready(&mut ready);
+            if let Some(hard_state) = ready.hard_state {
+                let (head, body) = hard_state.record(id);
+                let (lsn, _) = self.wal.append(head, &[&body], None);
+                shard.last_lsn = lsn;
+            }
+            for entry in &ready.entries {
+                if entry.about.kind == RecordKind::Noop {
+                    let head = entry_head(RecordKind::Noop, id, entry.id, shard.replica.commit());
+                    let (lsn, _) = self.wal.append(head, &[], None);
+                    shard.last_lsn = lsn;
+                    shard.proposals.insert(entry.id.index, Proposal::Noop);
+                } else {
+                    assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
+                }
+            }
+            assert!(ready.messages.is_empty(), "one voter sends no messages");
+            if ready.number != 0 {
+                self.unpersisted.push_back((shard.last_lsn, id, ready.number));
+            }
+            self.react(now, id, &mut ready, out);
+            self.ready = ready;
+        }
+    }
+
+    /// What a ready said besides what is to be written: commits, leadership.
+    fn react(&mut self, now: Mono, id: ShardId, ready: &mut ReadyOut, out: &mut Out) {
+        if ready.lost_leadership {
+            self.table.set_leading(id, None);
+            self.lose(id, out);
+        }
+        if let Some(last) = ready.committed.last() {
+            self.apply(now, id, last.index, out);
+        }
+        if let Some(term) = ready.became_leader {
+            self.table.set_leading(id, Some(term));
+            tracing::info!(core = self.config.core.0, shard = id.0, term = term.0, "leading");
+            if id == META_SHARD {
+                out.meta_leading = true;
+            }
+        }
+    }
+
+    /// Applies committed entries, in order, and answers those who waited for them.
+    fn apply(&mut self, now: Mono, id: ShardId, up_to: Index, out: &mut Out) {
+        let shard = self.shards.get_mut(&id).expect("a shard of this core");
+        // Before the first image a partition that is not there yet is one whose first entries were never applied; after
+        // it, one that was deleted.
+        let exists = |partitions: &mut BTreeMap<PartitionId, Partition>, id: PartitionId| {
+            if self.known.is_none() {
+                partitions.entry(id).or_insert_with(|| Partition::new(id));
+            }
+        };
+        while shard.applied < up_to {
+            let index = Index(shard.applied.0 + 1);
+            let proposal = shard.proposals.remove(&index);
+            match proposal {
+                Some(Proposal::Batch(batch)) => {
+                    exists(&mut shard.partitions, batch.head.partition);
+                    let Some(partition) = shard.partitions.get_mut(&batch.head.partition) else {
+                        // deleted in the meantime: the entry is applied to nothing
+                        shard.applied = index;
+                        continue;
+                    };
+                    if batch.proposed {
+                        partition.committed(index);
+                    } else {
+                        partition.recovered(&batch.head, batch.at);
+                    }
+                    self.stats.stages.commit.record_ns(now.0.saturating_sub(batch.appended.0));
+                    let produced = Produced {
+                        base_offset: batch.head.base_offset,
+                        log_start: partition.log_start(),
+                        append_time: batch.append_time,
+                    };
+                    for ticket in batch.waiting {
+                        out.answers.push((ticket, Answer::Produced(Ok(produced))));
+                    }
+                    self.watches.moved(batch.head.partition, &mut out.answers);
+                }
+                Some(Proposal::Trim { head, waiting }) => {
+                    exists(&mut shard.partitions, head.partition);
+                    let trimmed = match shard.partitions.get_mut(&head.partition) {
+                        Some(partition) => partition.trim(head.base_offset),
+                        None => Err(Refusal::UnknownPartition),
+                    };
+                    self.watches.moved(head.partition, &mut out.answers);
+                    if let Some(ticket) = waiting {
+                        out.answers.push((ticket, Answer::Trimmed(trimmed)));
+                    }
+                }
+                Some(Proposal::Meta { command, waiting }) => {
+                    out.meta.push(MetaCommitted { index, ticket: waiting, command });
+                }
+                Some(Proposal::Noop) => {}
+                None => panic!("{index:?} of {id:?} is committed but was never appended"),
+            }
+            shard.applied = index;
+        }
+    }
+
+    /// Leadership is gone: those who wait are told, and what is in the log is applied if it commits after all.
+    fn lose(&mut self, id: ShardId, out: &mut Out) {
+        let shard = self.shards.get_mut(&id).expect("a shard of this core");
+        for proposal in shard.proposals.values_mut() {
+            match proposal {
+                Proposal::Batch(batch) => {
+                    batch.proposed = false;
+                    for ticket in batch.waiting.drain(..) {
+                        out.answers.push((ticket, Answer::Produced(Err(Refusal::NotLeader))));
+                    }
+                }
+                Proposal::Trim { waiting, .. } => {
+                    if let Some(ticket) = waiting.take() {
+                        out.answers.push((ticket, Answer::Trimmed(Err(Refusal::NotLeader))));
+                    }
+                }
+                Proposal::Meta { .. } | Proposal::Noop => {}
+            }
+        }
+        for partition in shard.partitions.values_mut() {
+            partition.drop_uncommitted();
+        }
+    }
+
+    /// Carries out what the WAL decided, until it has nothing more to say.
+    fn settle(&mut self, now: Mono, out: &mut Out) {
+        let mut wal_out = std::mem::take(&mut self.wal_out);
+        for said in wal_out.drain(..) {
+            match said {
+                WalOut::Disk(op, disk_op) => out.disk.push((op, disk_op)),
+                WalOut::GroupWritten { ns, bytes } => {
+                    self.stats.stages.wal_write.record_ns(ns);
+                    Counters::add(&self.stats.counters.wal_groups_total, 1);
+                    Counters::add(&self.stats.counters.wal_bytes_total, u64::from(bytes));
+                }
+                WalOut::Durable(lsn) => self.durable(now, lsn, out),
+                WalOut::Poisoned(error) => {
+                    self.poisoned = true;
+                    for id in self.shards.keys() {
+                        self.table.set_leading(*id, None);
+                    }
+                    out.fatal = Some(error);
+                }
+            }
+        }
+        self.wal_out = wal_out;
+    }
+
+    /// Everything up to `lsn` is on the media: the replicas may count it.
+    fn durable(&mut self, now: Mono, lsn: Lsn, out: &mut Out) {
+        if self.poisoned {
+            return;
+        }
+        while let Some((at, id, number)) = self.unpersisted.front().copied() {
+            if at > lsn {
+                break;
+            }
+            self.unpersisted.pop_front();
+            let mut ready = std::mem::take(&mut self.ready);
+            let shard = self.shards.get_mut(&id).expect("a shard of this core");
+            shard.replica.persisted(number, &mut ready);
+            shard.dirty = true;
+            self.react(now, id, &mut ready, out);
+            self.ready = ready;
+        }
+        for (shard, from) in self.snapshots.durable(lsn) {
+            if let Some(shard) = self.shards.get_mut(&shard) {
+                shard.state_from = from;
+            }
+        }
+    }
+
+    /// Frees the segments that nothing needs, and begins snapshots where only old state holds one back.
+    fn release(&mut self, out: &mut Out) {
+        let now = self.wal.segment_now();
+        let data_from =
+            self.shards.values().flat_map(|s| s.partitions.values()).filter_map(Partition::first_segment).min();
+        let pending_from = self
+            .shards
+            .values()
+            .flat_map(|s| s.proposals.values())
+            .filter_map(|p| match p {
+                Proposal::Batch(batch) => Some(batch.at.segment),
+                Proposal::Trim { .. } | Proposal::Meta { .. } | Proposal::Noop => None,
+            })
+            .min();
+        let data_from = data_from.into_iter().chain(pending_from).min().unwrap_or(now);
+        let state_from = self.shards.values().map(|s| s.state_from).min().unwrap_or(now);
+        self.wal.release_below(data_from.min(state_from), &mut self.wal_out);
+        for shard in self.shards.values_mut() {
+            // with one voter nobody asks for entries that are applied
+            shard.replica.compact(shard.applied);
+        }
+        if state_from < data_from && self.snapshots.is_idle() {
+            for (id, shard) in &self.shards {
+                if shard.state_from >= data_from {
+                    continue;
+                }
+                if *id == META_SHARD {
+                    out.meta_snapshot_wanted = true;
+                } else {
+                    let bytes = super::snapshot::encode(&shard.partitions);
+                    let term = shard.replica.term_of(shard.applied).expect("the last applied entry stays in the log");
+                    self.snapshots.add(*id, shard.applied, term, bytes);
+                }
+            }
+        }
+        self.index_bytes = self.shards.values().flat_map(|s| s.partitions.values()).map(Partition::index_bytes).sum();
+        Counters::set(&self.stats.counters.memory_index_bytes, self.index_bytes as u64);
+    }
+
+    /// Puts the parts of snapshots into the open group, as far as there is room.
+    fn append_snapshots(&mut self) {
+        while let Some(part) = self.snapshots.next_part() {
+            if self.wal.room_for(part.body.len() + limits::BLOCK_BYTES) != Room::Yes {
+                return;
+            }
+            let part = self.snapshots.take_part().expect("just seen");
+            let shard = self.shards.get(&part.shard).expect("a shard of this core");
+            if part.number == 0 {
+                // the segment with the last one may go when the snapshot is there
+                let (head, body) = shard.replica.hard_state().record(part.shard);
+                let (_, at) = self.wal.append(head, &[&body], None);
+                self.snapshots.begin(part.shard, at.segment);
+            }
+            let (lsn, _) = self.wal.append(part.head(shard.replica.commit()), &[&part.body], None);
+            self.snapshots.appended(&part, lsn);
+        }
+    }
+
+    fn read(
+        &mut self,
+        ticket: Ticket,
+        from: Route,
+        offset: Offset,
+        bytes_max: usize,
+        at_least_one: bool,
+        epoch: Option<LeaderEpoch>,
+        watch: bool,
+        out: &mut Out,
+    ) {
+        let partition = match self.led(from, epoch) {
+            Ok((_, partition)) => partition,
+            Err(refusal) => return out.answers.push((ticket, Answer::Read(Err(refusal)))),
+        };
+        let batches = match partition.read_from(offset) {
+            Ok(batches) => batches,
+            Err(refusal) => return out.answers.push((ticket, Answer::Read(Err(refusal)))),
+        };
+        let mut done = ReadDone {
+            batches: Vec::new(),
+            high_watermark: partition.high_watermark(),
+            last_stable: partition.last_stable(),
+            log_start: partition.log_start(),
+        };
+        let copies = self.wal.memory_bytes() > self.config.wal_bytes_max / 4 * 3;
+        let mut bytes = 0;
+        let mut parts = Vec::new();
+        let mut is_whole = true;
+        for batch in batches {
+            let len = batch.at.len as usize;
+            if bytes + len > bytes_max && !(at_least_one && bytes == 0) {
+                break;
+            }
+            bytes += len;
+            parts.push(match self.wal.cached(batch.at) {
+                Some(body) if copies => Part::Here(Bytes::copy_from_slice(&body)),
+                Some(body) => Part::Here(body),
+                None => {
+                    is_whole = false;
+                    Part::At(batch.at)
+                }
+            });
+        }
+        if watch {
+            self.watches.add(ticket, from.partition);
+        }
+        if is_whole {
+            Counters::add(&self.stats.counters.fetch_bytes_total, bytes as u64);
+            done.batches = ReadJob::bodies(parts).expect("all are here");
+            out.answers.push((ticket, Answer::Read(Ok(done))));
+        } else {
+            self.reads.push(ticket, from.partition, parts, ReadKind::Fetch(done));
+        }
+    }
+
+    fn find(&mut self, ticket: Ticket, from: Route, what: OffsetQuery, epoch: Option<LeaderEpoch>, out: &mut Out) {
+        let (current, partition) = match self.led(from, epoch) {
+            Ok(led) => led,
+            Err(refusal) => return out.answers.push((ticket, Answer::Found(Err(refusal)))),
+        };
+        let at = |offset, epoch| Found { offset, timestamp: WallMs(-1), epoch };
+        let (first, query) = match what {
+            OffsetQuery::Latest => {
+                return out.answers.push((ticket, Answer::Found(Ok(at(partition.last_stable(), current)))));
+            }
+            OffsetQuery::Earliest | OffsetQuery::EarliestLocal => {
+                let start = partition.log_start();
+                let epoch = if start < partition.high_watermark() { partition.epoch_of(start) } else { current };
+                return out.answers.push((ticket, Answer::Found(Ok(at(start, epoch)))));
+            }
+            OffsetQuery::LatestTiered => return out.answers.push((ticket, Answer::Found(Ok(NOT_FOUND)))),
+            OffsetQuery::MaxTimestamp => (partition.find_max_timestamp(), TimeQuery::Max),
+            OffsetQuery::AtOrAfter(time) => (partition.find_time(time), TimeQuery::AtOrAfter(time)),
+        };
+        self.search(ticket, Search { from, query, best: None }, first, out);
+    }
+
+    /// Looks into one batch after the other until a time query is answered: one batch, or two at the log start.
+    fn search(&mut self, ticket: Ticket, mut search: Search, mut next: Option<BatchRef>, out: &mut Out) {
+        while let Some(batch) = next {
+            let Some(body) = self.wal.cached(batch.at) else {
+                let parts = vec![Part::At(batch.at)];
+                return self.reads.push(ticket, search.from.partition, parts, ReadKind::Search(search, batch));
+            };
+            match self.look(&mut search, &batch, &body) {
+                Ok(further) => next = further,
+                Err(refusal) => return out.answers.push((ticket, Answer::Found(Err(refusal)))),
+            }
+        }
+        out.answers.push((ticket, Answer::Found(Ok(search.best.unwrap_or(NOT_FOUND)))));
+    }
+
+    /// Looks into one batch, and says which one is next if the answer may be elsewhere.
+    fn look(&self, search: &mut Search, batch: &BatchRef, body: &Bytes) -> Result<Option<BatchRef>, Refusal> {
+        let (_, partition) = self.led(search.from, None)?;
+        let start = partition.log_start();
+        let behind = batch.base_offset + i64::from(batch.count);
+        let hit = match search.query {
+            TimeQuery::Max => records::max_timestamp(body, start)?,
+            TimeQuery::AtOrAfter(time) => records::first_at_or_after(body, time, start)?,
+        };
+        let hit = hit.map(|(offset, timestamp)| Found { offset, timestamp, epoch: batch.epoch });
+        match search.query {
+            TimeQuery::AtOrAfter(time) => {
+                search.best = hit;
+                Ok(if hit.is_some() { None } else { partition.find_time_from(behind, time) })
+            }
+            TimeQuery::Max => {
+                let best = search.best.map_or(WallMs(-1), |b| b.timestamp);
+                search.best = hit.filter(|h| h.timestamp > best).or(search.best);
+                let best = search.best.map_or(WallMs(-1), |b| b.timestamp);
+                let straddles = batch.base_offset < start;
+                let rest = if straddles { partition.find_max_timestamp_from(behind) } else { None };
+                Ok(rest.filter(|r| r.max_timestamp > best))
+            }
+        }
+    }
+
+    fn read_done(&mut self, done: DiskDone, out: &mut Out) {
+        Counters::add(&self.stats.counters.fetch_disk_reads_total, 1);
+        let Some(ReadJob { ticket, parts, kind, .. }) = self.reads.done(&self.wal, done) else { return };
+        let answer = match (kind, ReadJob::bodies(parts)) {
+            (ReadKind::Fetch(mut done), bodies) => Answer::Read(bodies.map(|bodies| {
+                let bytes: usize = bodies.iter().map(Bytes::len).sum();
+                Counters::add(&self.stats.counters.fetch_bytes_total, bytes as u64);
+                done.batches = bodies;
+                done
+            })),
+            (ReadKind::Search(mut search, batch), Ok(bodies)) => match self.look(&mut search, &batch, &bodies[0]) {
+                Ok(further) => return self.search(ticket, search, further, out),
+                Err(refusal) => Answer::Found(Err(refusal)),
+            },
+            (ReadKind::Search(..), Err(refusal)) => Answer::Found(Err(refusal)),
+        };
+        out.answers.push((ticket, answer));
+    }
+
+    /// For metrics and tests.
+    pub fn wal(&self) -> &Wal {
+        &self.wal
+    }
+}
+
+/// What a query answers when there is no such record.
+const NOT_FOUND: Found = Found { offset: Offset(-1), timestamp: WallMs(-1), epoch: LeaderEpoch(-1) };
+
+fn entry_head(kind: RecordKind, shard: ShardId, entry: EntryId, commit: Index) -> RecordHead {
+    RecordHead { term: entry.term, index: entry.index, commit, ..RecordHead::new(kind, shard) }
+}
+
+/// Answers a question with a refusal, in the shape that it asks for.
+fn refuse(ticket: Ticket, ask: &Ask, refusal: Refusal, out: &mut Out) {
+    let answer = match ask {
+        Ask::Produce { .. } => Answer::Produced(Err(refusal)),
+        Ask::Read { .. } => Answer::Read(Err(refusal)),
+        Ask::Find { .. } => Answer::Found(Err(refusal)),
+        Ask::EpochEnd { .. } => Answer::EpochEnd(Err::<EpochEnd, Refusal>(refusal)),
+        Ask::Trim { .. } => Answer::Trimmed(Err(refusal)),
+        Ask::Unwatch { .. } => return,
+    };
+    out.answers.push((ticket, answer));
+}

@@ -1,0 +1,323 @@
+//! What a core's shards are after a restart: their records, in the order of the WAL, applied as they were committed.
+//!
+//! A shard's log may begin at its first entry: then everything is applied, entry by entry. Or its front is gone (the
+//! segments were freed): then the newest whole snapshot is the state, entries up to it are data only, and the rest is
+//! applied. What is in the log but not known to be committed waits for the replica to say so.
+
+use super::core::{PendingBatch, Proposal, RecoverError, RecoveredMeta};
+use super::snapshot;
+use crate::io::Volume;
+use crate::partition::Partition;
+use crate::replica::{HardState, RecoveredLog};
+use crate::types::{Index, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, Term};
+use crate::wal::{RecordAt, RecordHead, RecordKind};
+use bytes::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+
+/// One shard, ready to be given to its replica.
+pub(super) struct RecoveredShard {
+    pub log: RecoveredLog,
+    pub partitions: BTreeMap<PartitionId, Partition>,
+    pub proposals: BTreeMap<Index, Proposal>,
+    pub applied: Index,
+    pub state_from: Option<SegmentSeq>,
+}
+
+struct Entry {
+    head: RecordHead,
+    at: RecordAt,
+    /// Of commands only; batches stay where they are.
+    body: Bytes,
+}
+
+/// A snapshot whose parts are being read.
+struct Assembly {
+    index: Index,
+    term: Term,
+    parts: u32,
+    state: Vec<u8>,
+    read: u32,
+    from: SegmentSeq,
+}
+
+#[derive(Default)]
+struct ShardScan {
+    hard_state: Option<HardState>,
+    hard_state_in: SegmentSeq,
+    /// Index of the first entry seen.
+    first: Option<Index>,
+    last: Index,
+    terms: Vec<(Index, Term)>,
+    commit: Index,
+    applied: Index,
+    pending: VecDeque<Entry>,
+    snapshot: Option<(Index, Term)>,
+    state_from: Option<SegmentSeq>,
+    assembly: Option<Assembly>,
+    partitions: BTreeMap<PartitionId, Partition>,
+}
+
+/// The scan of one core's WAL, record by record.
+pub(super) struct Scan {
+    shards: BTreeMap<ShardId, ShardScan>,
+    meta: RecoveredMeta,
+    fault: Option<String>,
+}
+
+impl Scan {
+    pub fn new(shards: impl Iterator<Item = ShardId>) -> Scan {
+        Scan {
+            shards: shards.map(|id| (id, ShardScan::default())).collect(),
+            meta: RecoveredMeta::default(),
+            fault: None,
+        }
+    }
+
+    pub fn record(&mut self, head: &RecordHead, body: &[u8], at: RecordAt) {
+        if self.fault.is_some() {
+            return;
+        }
+        let Some(shard) = self.shards.get_mut(&head.shard) else {
+            self.fault = Some(format!("{at:?} holds a record of {:?}, which is not a shard of this core", head.shard));
+            return;
+        };
+        let done = match head.kind {
+            RecordKind::HardState => shard.hard_state(head, body, at),
+            RecordKind::Snapshot => shard.part(head, body, &mut self.meta),
+            RecordKind::Noop | RecordKind::Batch | RecordKind::Trim | RecordKind::Meta => shard.entry(head, body, at),
+            RecordKind::Membership => Err("a change of replicas, which this version does not know".to_owned()),
+        };
+        if let Err(fault) = done.and_then(|()| {
+            shard.commit = shard.commit.max(head.commit);
+            shard.apply(&mut self.meta)
+        }) {
+            self.fault = Some(format!("{at:?}, shard {}: {fault}", head.shard));
+        }
+    }
+
+    /// The shards as of the end of the log.
+    pub fn finish(
+        mut self,
+        volume: &dyn Volume,
+    ) -> Result<(BTreeMap<ShardId, RecoveredShard>, RecoveredMeta), RecoverError> {
+        let mut shards = BTreeMap::new();
+        for (id, mut scan) in self.shards {
+            scan.assembly = None;
+            if self.fault.is_none()
+                && let Err(fault) = scan.apply(&mut self.meta)
+            {
+                self.fault = Some(format!("shard {id}: {fault}"));
+            }
+            if self.fault.is_none() && scan.snapshot.is_none() && scan.first.is_some_and(|first| first > Index(1)) {
+                let first = scan.first.unwrap_or_default();
+                self.fault = Some(format!("shard {id} begins at entry {first} and there is no snapshot before it"));
+            }
+            let proposals = scan.pending.into_iter().map(|e| (e.head.index, proposal(e))).collect();
+            let log = RecoveredLog {
+                hard_state: scan.hard_state,
+                snapshot: scan.snapshot,
+                terms: scan.terms,
+                last: scan.last,
+                applied: scan.applied,
+                commit: scan.commit,
+            };
+            let shard = RecoveredShard {
+                log,
+                partitions: scan.partitions,
+                proposals,
+                applied: scan.applied,
+                state_from: scan.state_from.or_else(|| scan.first.map(|_| SegmentSeq(1))),
+            };
+            shards.insert(id, shard);
+        }
+        match self.fault {
+            Some(what) => Err(RecoverError::Inconsistent { directory: directory(volume), what }),
+            None => Ok((shards, self.meta)),
+        }
+    }
+}
+
+impl ShardScan {
+    fn hard_state(&mut self, head: &RecordHead, body: &[u8], at: RecordAt) -> Result<(), String> {
+        let vote = body.try_into().map(u64::from_le_bytes).map_err(|_| "a hard state without a vote".to_owned())?;
+        if let Some(before) = self.hard_state
+            && head.term < before.term
+        {
+            return Err(format!("the term went back from {} to {}", before.term, head.term));
+        }
+        self.hard_state_in = at.segment;
+        self.hard_state = Some(HardState { term: head.term, vote, commit: head.commit });
+        Ok(())
+    }
+
+    fn entry(&mut self, head: &RecordHead, body: &[u8], at: RecordAt) -> Result<(), String> {
+        if self.first.is_none() {
+            self.first = Some(head.index);
+            self.last = Index(head.index.0 - 1);
+        }
+        if head.index <= self.last {
+            if head.index <= self.applied {
+                return Err(format!("entry {} is committed and was written again", head.index));
+            }
+            // a new leader wrote over what was never committed
+            self.pending.retain(|e| e.head.index < head.index);
+            self.terms.retain(|(from, _)| *from < head.index);
+            self.last = Index(head.index.0 - 1);
+        }
+        if head.index.0 != self.last.0 + 1 {
+            return Err(format!("entry {} follows entry {}", head.index, self.last));
+        }
+        if self.terms.last().is_none_or(|(_, term)| *term != head.term) {
+            self.terms.push((head.index, head.term));
+        }
+        self.last = head.index;
+        let body = if head.kind == RecordKind::Meta { Bytes::copy_from_slice(body) } else { Bytes::new() };
+        self.pending.push_back(Entry { head: *head, at, body });
+        Ok(())
+    }
+
+    fn part(&mut self, head: &RecordHead, body: &[u8], meta: &mut RecoveredMeta) -> Result<(), String> {
+        let number = head.base_offset.0;
+        if number == 0 {
+            self.assembly = Some(Assembly {
+                index: head.index,
+                term: head.term,
+                parts: head.count,
+                state: Vec::new(),
+                read: 0,
+                // the hard state is written just before the first part, maybe into the segment before
+                from: self.hard_state_in,
+            });
+        }
+        let Some(assembly) = &mut self.assembly else {
+            // its first parts were in a segment that is gone: an older snapshot, and a newer one follows
+            return Ok(());
+        };
+        if assembly.index != head.index || i64::from(assembly.read) != number {
+            self.assembly = None;
+            return Ok(());
+        }
+        assembly.state.extend_from_slice(body);
+        assembly.read += 1;
+        if assembly.read < assembly.parts {
+            return Ok(());
+        }
+        let whole = self.assembly.take().expect("just seen");
+        self.commit = self.commit.max(head.commit);
+        self.snapshot_read(head.shard, whole, meta)
+    }
+
+    /// A snapshot is whole. With all entries before it applied it says nothing new; else it is the state.
+    fn snapshot_read(&mut self, shard: ShardId, whole: Assembly, meta: &mut RecoveredMeta) -> Result<(), String> {
+        if self.is_applying() {
+            self.apply_up_to(self.commit.min(whole.index).max(self.applied), meta)?;
+            if self.applied < whole.index {
+                return Err(format!("a snapshot at {} of which only {} is in the log", whole.index, self.applied));
+            }
+        } else {
+            if shard == META_SHARD {
+                meta.snapshot = Some((whole.index, whole.state));
+                meta.commands.clear();
+            } else {
+                self.partitions = snapshot::decode(&whole.state).ok_or("a snapshot that can not be read")?;
+            }
+            while self.pending.front().is_some_and(|e| e.head.index <= whole.index) {
+                let entry = self.pending.pop_front().expect("just seen");
+                if entry.head.kind == RecordKind::Batch
+                    && let Some(partition) = self.partitions.get_mut(&entry.head.partition)
+                {
+                    partition.recovered_data_only(&entry.head, entry.at);
+                }
+            }
+            if let Some((id, (from, to))) = self.partitions.iter().find_map(|(id, p)| Some((id, p.missing()?))) {
+                return Err(format!("partition {id}: offsets {from} to {to} are in no segment"));
+            }
+            self.applied = whole.index;
+            if self.last < whole.index {
+                self.last = whole.index;
+            }
+        }
+        self.snapshot = Some((whole.index, whole.term));
+        self.state_from = Some(whole.from);
+        Ok(())
+    }
+
+    /// Is the state that of all entries up to `applied`?
+    fn is_applying(&self) -> bool {
+        self.snapshot.is_some() || self.first.is_none_or(|first| first == Index(1)) && self.first.is_some()
+    }
+
+    fn apply(&mut self, meta: &mut RecoveredMeta) -> Result<(), String> {
+        if self.assembly.is_some() || !self.is_applying() {
+            return Ok(());
+        }
+        self.apply_up_to(self.commit, meta)
+    }
+
+    fn apply_up_to(&mut self, up_to: Index, meta: &mut RecoveredMeta) -> Result<(), String> {
+        while self.pending.front().is_some_and(|e| e.head.index <= up_to) {
+            let entry = self.pending.pop_front().expect("just seen");
+            let head = entry.head;
+            match head.kind {
+                RecordKind::Batch => {
+                    // One that is not there though this is not its first batch was deleted before the snapshot.
+                    let is_first = head.base_offset == Offset(0);
+                    if self.snapshot.is_some() && !is_first && !self.partitions.contains_key(&head.partition) {
+                        self.applied = head.index;
+                        continue;
+                    }
+                    let partition =
+                        self.partitions.entry(head.partition).or_insert_with(|| Partition::new(head.partition));
+                    if partition.next_offset() != head.base_offset {
+                        return Err(format!(
+                            "partition {}: offset {} follows {}",
+                            head.partition,
+                            head.base_offset,
+                            partition.next_offset()
+                        ));
+                    }
+                    partition.recovered(&head, entry.at);
+                }
+                RecordKind::Trim => {
+                    if let Some(partition) = self.partitions.get_mut(&head.partition) {
+                        partition.trim(head.base_offset).map_err(|e| e.to_string())?;
+                    }
+                }
+                RecordKind::Meta => meta.commands.push((head.index, entry.body)),
+                RecordKind::Noop => {}
+                RecordKind::HardState | RecordKind::Snapshot | RecordKind::Membership => {
+                    return Err(format!("{:?} is no entry", head.kind));
+                }
+            }
+            self.applied = head.index;
+        }
+        Ok(())
+    }
+}
+
+/// An entry that is in the log and not known to be committed.
+fn proposal(entry: Entry) -> Proposal {
+    let Entry { head, at, body } = entry;
+    match head.kind {
+        RecordKind::Batch => Proposal::Batch(PendingBatch {
+            head,
+            at,
+            proposed: false,
+            waiting: Vec::new(),
+            append_time: None,
+            appended: Mono(0),
+        }),
+        RecordKind::Trim => Proposal::Trim { head, waiting: None },
+        RecordKind::Meta => Proposal::Meta { command: body, waiting: None },
+        RecordKind::Noop => Proposal::Noop,
+        RecordKind::HardState | RecordKind::Snapshot | RecordKind::Membership => {
+            panic!("{:?} is no entry", head.kind)
+        }
+    }
+}
+
+/// The directory that the messages name.
+fn directory(volume: &dyn Volume) -> String {
+    let path = volume.path(crate::io::FileId(0));
+    path.rsplit_once('/').map_or(path.clone(), |(directory, _)| directory.to_owned())
+}
