@@ -15,3 +15,5 @@ pub mod conn;
 pub mod errors;
 pub mod frame;
 pub mod limits;
+pub mod meta_host;
+pub mod node;

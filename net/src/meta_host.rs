@@ -1,0 +1,135 @@
+//! The meta shard's state machine where it runs: commands come out of the log, images go to every core.
+//!
+//! Lives on core 0 beside the pump that carries the meta shard's log. A command is answered only when every core of this
+//! broker has the image that it led to: who was told that a topic exists finds it on any connection.
+
+use bytes::Bytes;
+use camus_engine::shard::api::Ticket;
+use camus_engine::shard::core::{Core, MetaCommitted, RecoveredMeta};
+use camus_engine::types::{CoreId, Index, ShardId};
+use camus_meta::{Command, Decided, Image, Refused, State};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Owned by the node of core 0.
+#[derive(Debug)]
+pub struct MetaHost {
+    state: State,
+    cluster_id: String,
+    leading: bool,
+    bootstrapping: bool,
+    /// The newest image that each core is known to have.
+    seen: Vec<u64>,
+    published: u64,
+    /// Decisions that wait until all cores have seen them, in the order of the log.
+    waiting: VecDeque<(u64, Ticket, Decided)>,
+}
+
+/// The metadata on the disk can not be what this version wrote.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the meta shard's log can not be applied at entry {index}: {why}")]
+pub struct MetaDamaged {
+    pub index: u64,
+    pub why: String,
+}
+
+impl MetaHost {
+    pub fn recover(
+        cluster_id: String,
+        data_shards: Vec<ShardId>,
+        cores: usize,
+        message_bytes_max: u32,
+        recovered: RecoveredMeta,
+    ) -> Result<MetaHost, MetaDamaged> {
+        let state = match recovered.snapshot {
+            Some((index, bytes)) => {
+                State::restore(data_shards, &bytes).map_err(|e| MetaDamaged { index: index.0, why: e.to_string() })?
+            }
+            None => State::new(data_shards),
+        };
+        let mut state = state.with_message_bytes_max(message_bytes_max);
+        for (index, command) in &recovered.commands {
+            let command = Command::decode(command).map_err(|e| MetaDamaged { index: index.0, why: e.to_string() })?;
+            let _decided_before = state.apply(*index, &command);
+        }
+        Ok(MetaHost {
+            state,
+            cluster_id,
+            leading: false,
+            bootstrapping: false,
+            seen: vec![0; cores],
+            published: 0,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    /// Puts a command into the log; the answer comes through [`Self::answers`], or at once if it can not be written.
+    pub fn propose(&mut self, core: &mut Core, ticket: Ticket, command: &Command) -> Option<Decided> {
+        let unavailable = |why: &str| Some(Err(Refused::Unavailable { why: why.to_owned() }));
+        if !self.leading {
+            return unavailable("the meta shard has no leader yet");
+        }
+        let bytes: Bytes = command.encode().into();
+        if !core.propose_meta(Some(ticket), bytes) {
+            return unavailable("its log has no room");
+        }
+        None
+    }
+
+    /// The meta shard is led from here: an empty cluster gets its first command.
+    pub fn lead(&mut self) {
+        self.leading = true;
+    }
+
+    /// The first command of a cluster, as soon as it can be written.
+    pub fn bootstrap(&mut self, core: &mut Core) {
+        if self.leading && !self.bootstrapping && self.state.image().cluster_id.is_empty() {
+            let command = Command::Bootstrap { cluster_id: self.cluster_id.clone() };
+            self.bootstrapping = core.propose_meta(None, command.encode().into());
+        }
+    }
+
+    /// # Panics
+    /// If a committed command can not be decoded: it was encoded by this broker, so the memory or the disk lies.
+    pub fn committed(&mut self, committed: MetaCommitted) {
+        let MetaCommitted { index, ticket, command } = committed;
+        let command = Command::decode(&command).unwrap_or_else(|e| panic!("entry {index} of the meta shard: {e}"));
+        let decided = self.state.apply(index, &command);
+        if let Some(ticket) = ticket {
+            self.waiting.push_back((self.state.image().version, ticket, decided));
+        }
+    }
+
+    /// The image, if it is newer than what was last taken from here.
+    pub fn publish(&mut self) -> Option<Arc<Image>> {
+        let image = self.state.image();
+        if !self.leading || image.cluster_id.is_empty() || image.version == self.published {
+            return None;
+        }
+        self.published = image.version;
+        Some(image)
+    }
+
+    pub fn seen(&mut self, core: CoreId, version: u64) {
+        let seen = &mut self.seen[core.0 as usize];
+        *seen = version.max(*seen);
+    }
+
+    /// The next decision that every core has seen.
+    pub fn next_answer(&mut self) -> Option<(Ticket, Decided)> {
+        let everywhere = self.seen.iter().copied().min().unwrap_or(0);
+        let (version, _, _) = self.waiting.front()?;
+        if *version > everywhere {
+            return None;
+        }
+        self.waiting.pop_front().map(|(_, ticket, decided)| (ticket, decided))
+    }
+
+    pub fn snapshot(&self) -> Vec<u8> {
+        self.state.snapshot()
+    }
+
+    pub fn applied(&self) -> Index {
+        self.state.applied()
+    }
+}

@@ -1,0 +1,891 @@
+//! One core of the broker: its connections, its pump, and its lanes to the other cores.
+//!
+//! The driver of a shell ([`camus_engine::rt::Driver`]): the same in production and in the simulator. A turn: what the
+//! mesh and the shell brought, requests that may start, the pump, answers, sends. Nothing here decides what a request
+//! means (`api/`) or what a partition does (`camus_engine::shard`).
+
+use crate::api::init_producer_id::ProducerIds;
+use crate::api::session::Sessions;
+use crate::api::{AfterAsk, AfterMeta, AfterSleep, Ctx, Outcome, Settings, Woke, table};
+use crate::conn::{Conn, Finished, RequestNo};
+use crate::limits;
+use crate::meta_host::MetaHost;
+use bytes::Bytes;
+use camus_engine::rt::mesh::Port;
+use camus_engine::rt::{ConnId, Driver, Event, ListenerId, Rt, Turn};
+use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
+use camus_engine::shard::core::{Core, Out};
+use camus_engine::stats::{CoreStats, Counters};
+use camus_engine::types::{CoreId, Mono, PartitionId, ShardId};
+use camus_engine::wal::WalError;
+use camus_meta::{Command, Decided, Image};
+use slab::Slab;
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// What one core says to another. Plain data and shared bytes.
+#[derive(Debug)]
+pub enum Msg {
+    Ask {
+        ticket: Ticket,
+        ask: Ask,
+    },
+    Answer {
+        ticket: Ticket,
+        answer: Answer,
+    },
+    Propose {
+        ticket: Ticket,
+        command: Command,
+    },
+    Decided {
+        ticket: Ticket,
+        decided: Decided,
+    },
+    Image(Arc<Image>),
+    ImageSeen {
+        version: u64,
+    },
+    /// The sender serves its shards and knows the metadata.
+    Ready,
+}
+
+/// What all cores of a broker share. Each field has one writer, or is a flag.
+#[derive(Debug)]
+pub struct Broker {
+    pub settings: Settings,
+    pub shards: Arc<ShardTable>,
+    pub cores: usize,
+    /// Where to listen; the ports are known (not 0) before the cores start.
+    pub listeners: Vec<Listener>,
+    /// Set by the signal handler's thread, which then wakes each core.
+    pub stopping: AtomicBool,
+    /// Cores that have no request left after `stopping`.
+    pub drained: AtomicUsize,
+    /// Bytes that a core may hold for its clients: requests, parts of requests, answers.
+    pub clients_bytes_max: usize,
+    /// The largest request.
+    pub frame_bytes_max: usize,
+}
+
+/// One address that every core listens on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listener {
+    pub addr: SocketAddr,
+    /// How clients that come through it are told to reach this broker.
+    pub advertised: (String, u16),
+}
+
+/// Where a core says how it is. Called on the core's thread; must not block.
+pub trait Report {
+    /// Its WAL is read; its loop turns.
+    fn recovered(&self);
+    /// It leads its shards and knows the metadata.
+    fn serving(&self);
+    /// It accepts connections.
+    fn listening(&self);
+    /// Whether the WAL can take records; said when it changes.
+    fn has_space(&self, has: bool);
+    fn stopping(&self);
+    fn can_not_listen(&self, addr: SocketAddr, error: &io::Error);
+    /// The storage lied: the process has to end now. The real one does not return.
+    fn fatal(&self, error: &WalError);
+}
+
+/// A connection on this core.
+struct Client {
+    id: ConnId,
+    conn: Conn,
+    sending: bool,
+    receiving: bool,
+    closing: bool,
+    /// In `dirty`.
+    marked: bool,
+    /// In `held` of the node.
+    held: bool,
+    running: Vec<usize>,
+    /// Bytes with the kernel, and since when.
+    sent_bytes: usize,
+    sent_at: Mono,
+    /// When bytes last came.
+    heard_at: Mono,
+    /// What `clients_bytes` holds for this connection.
+    accounted: usize,
+}
+
+/// A request that waits for answers, for the meta shard, or for time.
+struct Running {
+    generation: u32,
+    slot: u32,
+    no: RequestNo,
+    missing: usize,
+    waits: Waits,
+    /// Something that it watches has moved before it slept.
+    moved: bool,
+    /// Cores at which it may have watches.
+    watched: u64,
+}
+
+enum Waits {
+    Answers(Vec<Option<Answer>>, AfterAsk),
+    Decisions(Vec<Option<Decided>>, AfterMeta),
+    Sleep(Mono, AfterSleep),
+}
+
+/// One core of a broker. Lives on its thread.
+pub struct Node {
+    me: CoreId,
+    broker: Arc<Broker>,
+    stats: Arc<CoreStats>,
+    core: Core,
+    out: Out,
+    meta: Option<MetaHost>,
+    port: Port<Msg>,
+    /// What did not fit into a lane, by core. Bounded by what is in flight: nothing new starts while one is long.
+    outbox: Vec<VecDeque<Msg>>,
+    image: Arc<Image>,
+    clients: Vec<Option<Client>>,
+    dirty: VecDeque<u32>,
+    requests: Slab<Running>,
+    generation: u32,
+    sleepers: BTreeSet<(Mono, u64)>,
+    sessions: Sessions,
+    producer_ids: ProducerIds,
+    listeners: Vec<ListenerId>,
+    ready: Vec<bool>,
+    /// Connections that may start requests again when there is room.
+    held: Vec<u32>,
+    clients_bytes: usize,
+    /// Over budget one connection goes on, so that there is an end to it: its slot.
+    owner: Option<u32>,
+    stop_by: Option<Mono>,
+    drained: bool,
+    report: Box<dyn Report>,
+    had_space: bool,
+    failed: bool,
+}
+
+impl Node {
+    /// `meta` is the meta shard's state machine, on core 0 only.
+    pub fn new(
+        me: CoreId,
+        broker: Arc<Broker>,
+        stats: Arc<CoreStats>,
+        core: Core,
+        meta: Option<MetaHost>,
+        port: Port<Msg>,
+        report: Box<dyn Report>,
+    ) -> Node {
+        assert_eq!(meta.is_some(), me == CoreId(0), "the meta shard lives on core 0");
+        let cores = broker.cores;
+        Node {
+            me,
+            sessions: Sessions::default(),
+            stats,
+            core,
+            out: Out::default(),
+            meta,
+            port,
+            outbox: (0..cores).map(|_| VecDeque::new()).collect(),
+            image: Arc::new(Image::default()),
+            clients: Vec::new(),
+            dirty: VecDeque::new(),
+            requests: Slab::new(),
+            generation: 0,
+            sleepers: BTreeSet::new(),
+            producer_ids: ProducerIds::default(),
+            listeners: Vec::new(),
+            ready: vec![false; cores],
+            held: Vec::new(),
+            clients_bytes: 0,
+            owner: None,
+            stop_by: None,
+            drained: false,
+            report,
+            had_space: true,
+            failed: false,
+            broker,
+        }
+    }
+
+    // ---- between cores
+
+    fn post(&mut self, to: CoreId, msg: Msg) {
+        let outbox = &mut self.outbox[to.0 as usize];
+        if !outbox.is_empty() {
+            outbox.push_back(msg);
+        } else if let Err(msg) = self.port.try_send(to, msg) {
+            outbox.push_back(msg);
+        }
+    }
+
+    fn others(&self) -> Vec<CoreId> {
+        (0..self.broker.cores).map(|c| CoreId(c as u16)).filter(|c| *c != self.me).collect()
+    }
+
+    fn empty_outboxes(&mut self) {
+        for (to, outbox) in self.outbox.iter_mut().enumerate() {
+            while let Some(msg) = outbox.pop_front() {
+                if let Err(msg) = self.port.try_send(CoreId(to as u16), msg) {
+                    outbox.push_front(msg);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Too much waits for other cores: nothing new starts.
+    fn is_congested(&self) -> bool {
+        self.outbox.iter().any(|o| o.len() > limits::OUTBOX_MAX)
+    }
+
+    /// More is held for clients than the budget allows: only one of them goes on.
+    fn is_over_budget(&self) -> bool {
+        self.clients_bytes > self.broker.clients_bytes_max
+    }
+
+    /// May this connection receive and begin requests?
+    fn may_go_on(&mut self, slot: u32) -> bool {
+        if self.is_congested() {
+            return false;
+        }
+        !self.is_over_budget() || *self.owner.get_or_insert(slot) == slot
+    }
+
+    fn received_from(&mut self, rt: &mut dyn Rt, from: CoreId, msg: Msg) {
+        match msg {
+            Msg::Ask { ticket, ask } => self.core.ask(rt.now(), rt.wall(), ticket, ask, &mut self.out),
+            Msg::Answer { ticket, answer } => self.answered(rt, ticket, answer),
+            Msg::Propose { ticket, command } => self.propose(rt, ticket, &command),
+            Msg::Decided { ticket, decided } => self.decided(rt, ticket, decided),
+            Msg::Image(image) => {
+                let version = image.version;
+                self.see(rt, image);
+                self.post(from, Msg::ImageSeen { version });
+            }
+            Msg::ImageSeen { version } => {
+                if let Some(meta) = &mut self.meta {
+                    meta.seen(from, version);
+                }
+            }
+            Msg::Ready => self.ready[from.0 as usize] = true,
+        }
+    }
+
+    /// A newer image: partitions of this core come and go with it.
+    fn see(&mut self, rt: &mut dyn Rt, image: Arc<Image>) {
+        let mine: Vec<(ShardId, PartitionId)> = image
+            .topics()
+            .flat_map(|t| t.partitions.iter())
+            .filter(|p| self.broker.shards.core(p.shard()) == self.me)
+            .map(|p| (p.shard(), p.partition()))
+            .collect();
+        self.core.set_partitions(rt.now(), &mine, &mut self.out);
+        self.image = image;
+    }
+
+    fn propose(&mut self, rt: &mut dyn Rt, ticket: Ticket, command: &Command) {
+        let refused = match &mut self.meta {
+            Some(meta) => meta.propose(&mut self.core, ticket, command),
+            None => panic!("{ticket:?} came to a core without the meta shard"),
+        };
+        if let Some(decided) = refused {
+            self.decide(rt, ticket, decided);
+        }
+    }
+
+    fn decide(&mut self, rt: &mut dyn Rt, ticket: Ticket, decided: Decided) {
+        if ticket.core == self.me {
+            self.decided(rt, ticket, decided);
+        } else {
+            self.post(ticket.core, Msg::Decided { ticket, decided });
+        }
+    }
+
+    // ---- requests
+
+    fn running(&mut self, request: u64) -> Option<&mut Running> {
+        let (generation, key) = ((request >> 32) as u32, (request & 0xffff_ffff) as usize);
+        self.requests.get_mut(key).filter(|r| r.generation == generation)
+    }
+
+    fn answered(&mut self, rt: &mut dyn Rt, ticket: Ticket, answer: Answer) {
+        let Some(running) = self.running(ticket.request) else { return };
+        if matches!(answer, Answer::Moved) {
+            if matches!(running.waits, Waits::Sleep(..)) {
+                self.wake(rt, ticket.request, Woke::Moved);
+            } else {
+                running.moved = true;
+            }
+            return;
+        }
+        let Waits::Answers(answers, _) = &mut running.waits else { return };
+        let part = &mut answers[ticket.part as usize];
+        assert!(part.is_none(), "{ticket:?} was answered twice");
+        *part = Some(answer);
+        running.missing -= 1;
+        if running.missing == 0 {
+            self.go_on(rt, ticket.request);
+        }
+    }
+
+    fn decided(&mut self, rt: &mut dyn Rt, ticket: Ticket, decided: Decided) {
+        let Some(running) = self.running(ticket.request) else { return };
+        let Waits::Decisions(all, _) = &mut running.waits else { return };
+        all[ticket.part as usize] = Some(decided);
+        running.missing -= 1;
+        if running.missing == 0 {
+            self.go_on(rt, ticket.request);
+        }
+    }
+
+    /// Everything that the request waited for is there.
+    fn go_on(&mut self, rt: &mut dyn Rt, request: u64) {
+        let running = self.requests.remove((request & 0xffff_ffff) as usize);
+        let outcome = match running.waits {
+            Waits::Answers(answers, then) => {
+                let answers = answers.into_iter().map(|a| a.expect("none is missing")).collect();
+                self.with_ctx(rt, |ctx| then(ctx, answers))
+            }
+            Waits::Decisions(all, then) => {
+                let all = all.into_iter().map(|d| d.expect("none is missing")).collect();
+                self.with_ctx(rt, |ctx| then(ctx, all))
+            }
+            Waits::Sleep(..) => panic!("a sleeping request is woken, not gone on with"),
+        };
+        self.follow(rt, running.slot, running.no, request, running.moved, running.watched, outcome);
+    }
+
+    fn wake(&mut self, rt: &mut dyn Rt, request: u64, woke: Woke) {
+        let running = self.requests.remove((request & 0xffff_ffff) as usize);
+        let Waits::Sleep(until, then) = running.waits else { panic!("only a sleeping request is woken") };
+        self.sleepers.remove(&(until, request));
+        let outcome = self.with_ctx(rt, |ctx| then(ctx, woke));
+        self.follow(rt, running.slot, running.no, request, false, running.watched, outcome);
+    }
+
+    fn with_ctx(&mut self, rt: &mut dyn Rt, f: impl FnOnce(&mut Ctx<'_>) -> Outcome) -> Outcome {
+        let (now, wall) = (rt.now(), rt.wall());
+        let mut random = || rt.random();
+        let mut ctx = Ctx {
+            now,
+            wall,
+            image: &self.image,
+            shards: &self.broker.shards,
+            settings: &self.broker.settings,
+            sessions: &mut self.sessions,
+            producer_ids: &mut self.producer_ids,
+            random: &mut random,
+        };
+        f(&mut ctx)
+    }
+
+    /// Carries out what a handler wants, until the request is over or waits.
+    fn follow(
+        &mut self,
+        rt: &mut dyn Rt,
+        slot: u32,
+        no: RequestNo,
+        old: u64,
+        mut moved: bool,
+        mut watched: u64,
+        mut outcome: Outcome,
+    ) {
+        self.not_running(slot, (old & 0xffff_ffff) as usize);
+        // each round ends the request, parks it, or runs a continuation, of which a handler has few
+        loop {
+            match outcome {
+                Outcome::Reply(reply) => return self.finish(rt, slot, no, old, watched, Finished::Reply(reply)),
+                Outcome::Silent => return self.finish(rt, slot, no, old, watched, Finished::Silent),
+                Outcome::Close(why) => return self.finish(rt, slot, no, old, watched, Finished::Close(why)),
+                Outcome::Ask(asks, then) if asks.is_empty() => {
+                    outcome = self.with_ctx(rt, |ctx| then(ctx, Vec::new()));
+                }
+                Outcome::Ask(asks, then) => {
+                    let missing = asks.len();
+                    let waits = Waits::Answers((0..missing).map(|_| None).collect(), then);
+                    let request = self.park(slot, no, old, moved, watched, missing, waits);
+                    for (part, ask) in asks.into_iter().enumerate() {
+                        let ticket = Ticket { core: self.me, request, part: part as u32 };
+                        let to = ask.route().expect("an unwatch is no question").core;
+                        if matches!(ask, Ask::Read { watch: true, .. }) {
+                            watched |= 1 << to.0;
+                        }
+                        if to == self.me {
+                            self.core.ask(rt.now(), rt.wall(), ticket, ask, &mut self.out);
+                        } else {
+                            self.post(to, Msg::Ask { ticket, ask });
+                        }
+                    }
+                    if let Some(running) = self.running(request) {
+                        running.watched = watched;
+                    }
+                    return;
+                }
+                Outcome::Meta(commands, then) if commands.is_empty() => {
+                    outcome = self.with_ctx(rt, |ctx| then(ctx, Vec::new()));
+                }
+                Outcome::Meta(commands, then) => {
+                    let missing = commands.len();
+                    let waits = Waits::Decisions((0..missing).map(|_| None).collect(), then);
+                    let request = self.park(slot, no, old, moved, watched, missing, waits);
+                    for (part, command) in commands.into_iter().enumerate() {
+                        let ticket = Ticket { core: self.me, request, part: part as u32 };
+                        if self.meta.is_some() {
+                            self.propose(rt, ticket, &command);
+                        } else {
+                            self.post(CoreId(0), Msg::Propose { ticket, command });
+                        }
+                    }
+                    return;
+                }
+                Outcome::Sleep(until, then) => {
+                    let stopping = self.stop_by.is_some();
+                    if moved || until <= rt.now() || stopping {
+                        let woke = if moved { Woke::Moved } else { Woke::Deadline };
+                        moved = false;
+                        outcome = self.with_ctx(rt, |ctx| then(ctx, woke));
+                        continue;
+                    }
+                    let request = self.park(slot, no, old, false, watched, 0, Waits::Sleep(until, then));
+                    self.sleepers.insert((until, request));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The request is over: its answer waits for its turn on the connection.
+    fn finish(&mut self, rt: &dyn Rt, slot: u32, no: RequestNo, request: u64, watched: u64, what: Finished) {
+        self.unwatch(request, watched);
+        if let Some(client) = self.client(slot) {
+            client.conn.finished(rt.now(), no, what);
+        }
+        self.account(slot);
+        self.mark(slot);
+    }
+
+    /// Keeps the request under its old name if it had one: its watches know it by that.
+    fn park(
+        &mut self,
+        slot: u32,
+        no: RequestNo,
+        old: u64,
+        moved: bool,
+        watched: u64,
+        missing: usize,
+        waits: Waits,
+    ) -> u64 {
+        let generation = if old == NEW { self.next_generation() } else { (old >> 32) as u32 };
+        let key = self.requests.insert(Running { generation, slot, no, missing, waits, moved, watched });
+        if old != NEW {
+            // nothing was put in between: the slab gives the key back that was freed last
+            assert_eq!(key as u64, old & 0xffff_ffff, "a request keeps its name while it lives");
+        }
+        let request = (u64::from(generation) << 32) | key as u64;
+        if let Some(client) = self.client(slot) {
+            client.running.push(key);
+        }
+        request
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
+    fn not_running(&mut self, slot: u32, key: usize) {
+        if let Some(client) = self.client(slot) {
+            client.running.retain(|k| *k != key);
+        }
+    }
+
+    fn unwatch(&mut self, request: u64, watched: u64) {
+        for core in 0..self.broker.cores {
+            if watched & (1 << core) == 0 {
+                continue;
+            }
+            let (to, ask) = (CoreId(core as u16), Ask::Unwatch { request });
+            let ticket = Ticket { core: self.me, request, part: 0 };
+            if to == self.me {
+                self.core.ask(Mono(0), camus_engine::types::WallMs(0), ticket, ask, &mut self.out);
+            } else {
+                self.post(to, Msg::Ask { ticket, ask });
+            }
+        }
+    }
+
+    // ---- connections
+
+    fn client(&mut self, slot: u32) -> Option<&mut Client> {
+        self.clients.get_mut(slot as usize).and_then(Option::as_mut)
+    }
+
+    fn client_of(&mut self, id: ConnId) -> Option<&mut Client> {
+        self.client(id.slot).filter(|c| c.id == id)
+    }
+
+    fn mark(&mut self, slot: u32) {
+        if let Some(client) = self.client(slot)
+            && !client.marked
+        {
+            client.marked = true;
+            self.dirty.push_back(slot);
+        }
+    }
+
+    /// Brings the core's sum in line with what the connection holds now.
+    fn account(&mut self, slot: u32) {
+        let Some(client) = self.clients.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        let held = client.conn.memory_bytes();
+        self.clients_bytes = self.clients_bytes - client.accounted + held;
+        client.accounted = held;
+    }
+
+    fn close(&mut self, rt: &mut dyn Rt, slot: u32, why: &str) {
+        if let Some(client) = self.client(slot)
+            && !client.closing
+        {
+            client.closing = true;
+            let id = client.id;
+            tracing::debug!(core = self.me.0, ?id, why, "connection closed by us");
+            rt.close(id);
+        }
+    }
+
+    fn opened(&mut self, now: Mono, listener: ListenerId, id: ConnId) {
+        let slot = id.slot as usize;
+        let number = self.listeners.iter().position(|l| *l == listener).expect("accepted by a listener of ours");
+        let advertised = self.broker.listeners[number].advertised.clone();
+        if self.clients.len() <= slot {
+            self.clients.resize_with(slot + 1, || None);
+        }
+        assert!(self.clients[slot].is_none(), "{id:?} was opened over another");
+        self.clients[slot] = Some(Client {
+            id,
+            conn: Conn::new(now, advertised, self.broker.frame_bytes_max),
+            sending: false,
+            receiving: true,
+            closing: false,
+            marked: false,
+            held: false,
+            running: Vec::new(),
+            sent_bytes: 0,
+            sent_at: now,
+            heard_at: now,
+            accounted: 0,
+        });
+        let counters = &self.stats.counters;
+        Counters::add(&counters.connections_total, 1);
+        Counters::add(&counters.connections, 1);
+    }
+
+    /// The connection is gone, and so is everything that was to be answered on it.
+    fn closed(&mut self, id: ConnId) {
+        if self.client_of(id).is_none() {
+            return;
+        }
+        let Some(client) = self.clients[id.slot as usize].take() else { return };
+        self.clients_bytes -= client.accounted;
+        if self.owner == Some(id.slot) {
+            self.owner = None;
+        }
+        for key in client.running {
+            let running = self.requests.remove(key);
+            let request = (u64::from(running.generation) << 32) | key as u64;
+            if let Waits::Sleep(until, _) = running.waits {
+                self.sleepers.remove(&(until, request));
+            }
+            self.unwatch(request, running.watched);
+        }
+        self.stats.counters.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Starts what may start, sends what is answered, and receives or does not.
+    fn tend(&mut self, rt: &mut dyn Rt, slot: u32) {
+        match self.client(slot) {
+            Some(client) => client.marked = false,
+            None => return,
+        }
+        while self.stop_by.is_none() && self.may_go_on(slot) {
+            let now = rt.now();
+            let Some(client) = self.client(slot) else { return };
+            let Some((no, request)) = client.conn.begin(now) else { break };
+            Counters::add(&self.stats.counters.requests_total, 1);
+            let outcome = self.with_ctx(rt, |ctx| table::handle(ctx, &request));
+            self.stats.stages.decode.record_ns(rt.now().0.saturating_sub(request.received.0));
+            self.follow(rt, slot, no, NEW, false, 0, outcome);
+        }
+        self.account(slot);
+        let goes_on = self.may_go_on(slot);
+        let now = rt.now();
+        let Some(client) = self.client(slot) else { return };
+        if client.closing {
+            return;
+        }
+        if !client.sending {
+            let mut parts = Vec::new();
+            client.conn.take_output(&mut parts);
+            if !parts.is_empty() {
+                client.sent_bytes = parts.iter().map(Bytes::len).sum();
+                client.sent_at = now;
+                client.sending = true;
+                rt.send(client.id, parts);
+            } else if let Some(why) = client.conn.is_over() {
+                return self.close(rt, slot, why);
+            }
+        }
+        let wanted = client.conn.wants_bytes() && goes_on;
+        if wanted != client.receiving {
+            client.receiving = wanted;
+            let id = client.id;
+            rt.set_receiving(id, wanted);
+        }
+        if !goes_on && !client.held {
+            client.held = true;
+            self.held.push(slot);
+        }
+    }
+
+    // ---- the turn
+
+    /// Takes what the pump said. True if there was anything.
+    fn take_out(&mut self, rt: &mut dyn Rt) -> bool {
+        let mut any = false;
+        if let Some(error) = self.out.fatal.take() {
+            self.failed = true;
+            self.report.fatal(&error);
+            return false;
+        }
+        for (op, disk_op) in self.out.disk.drain(..) {
+            rt.disk().submit(op, disk_op);
+        }
+        for (ticket, answer) in std::mem::take(&mut self.out.answers) {
+            any = true;
+            if ticket.core == self.me {
+                self.answered(rt, ticket, answer);
+            } else {
+                self.post(ticket.core, Msg::Answer { ticket, answer });
+            }
+        }
+        if let Some(mut meta) = self.meta.take() {
+            for committed in std::mem::take(&mut self.out.meta) {
+                any = true;
+                meta.committed(committed);
+            }
+            if std::mem::take(&mut self.out.meta_leading) {
+                meta.lead();
+            }
+            meta.bootstrap(&mut self.core);
+            if std::mem::take(&mut self.out.meta_snapshot_wanted) {
+                self.core.meta_snapshot(meta.snapshot());
+            }
+            if let Some(image) = meta.publish() {
+                any = true;
+                for core in self.others() {
+                    self.post(core, Msg::Image(Arc::clone(&image)));
+                }
+                meta.seen(self.me, image.version);
+                self.see(rt, image);
+            }
+            self.meta = Some(meta);
+            while let Some((ticket, decided)) = self.meta.as_mut().and_then(MetaHost::next_answer) {
+                any = true;
+                self.decide(rt, ticket, decided);
+            }
+        }
+        any
+    }
+
+    /// Serves as soon as this core leads its shards and knows the metadata; listens when all cores do.
+    fn come_up(&mut self, rt: &mut dyn Rt) {
+        if !self.ready[self.me.0 as usize] {
+            if !self.core.is_serving() || self.image.cluster_id.is_empty() {
+                return;
+            }
+            self.ready[self.me.0 as usize] = true;
+            self.report.serving();
+            for core in self.others() {
+                self.post(core, Msg::Ready);
+            }
+        }
+        if self.listeners.is_empty() && self.stop_by.is_none() && self.ready.iter().all(|r| *r) {
+            for listener in &self.broker.listeners {
+                match rt.listen(listener.addr) {
+                    Ok((id, _)) => self.listeners.push(id),
+                    Err(error) => {
+                        self.report.can_not_listen(listener.addr, &error);
+                        self.failed = true;
+                        return;
+                    }
+                }
+            }
+            self.report.listening();
+        }
+    }
+
+    /// Told to stop: no new connections or requests; what runs is finished, within its grace.
+    fn stop(&mut self, rt: &mut dyn Rt) {
+        if self.stop_by.is_none() && self.broker.stopping.load(Ordering::Acquire) {
+            self.stop_by = Some(rt.now() + limits::STOP_GRACE);
+            self.report.stopping();
+            for listener in &self.listeners {
+                rt.stop_listening(*listener);
+            }
+            let sleeping: Vec<u64> = self.sleepers.iter().map(|(_, request)| *request).collect();
+            for request in sleeping {
+                self.wake(rt, request, Woke::Deadline);
+            }
+        }
+    }
+
+    fn may_leave(&mut self, rt: &mut dyn Rt) -> bool {
+        let Some(stop_by) = self.stop_by else { return false };
+        let over = rt.now() >= stop_by;
+        let answered = self.requests.is_empty() && self.clients.iter().flatten().all(|c| c.closing || !c.sending);
+        if (answered || over) && !self.drained {
+            self.drained = true;
+            self.broker.drained.fetch_add(1, Ordering::AcqRel);
+            for slot in 0..self.clients.len() {
+                self.close(rt, slot as u32, "the broker stops");
+            }
+        }
+        let all = self.broker.drained.load(Ordering::Acquire) == self.broker.cores;
+        self.drained && (over || all && self.core.is_quiet() && self.clients.iter().all(Option::is_none))
+    }
+
+    /// Clients that neither send nor take anything for long are closed when memory runs short.
+    fn shed(&mut self, rt: &mut dyn Rt) {
+        let now = rt.now();
+        let starved = self.core.waits_since().is_some_and(|since| now.since(since) > limits::WAL_STARVED);
+        if self.clients_bytes <= self.broker.clients_bytes_max / 2 && !starved {
+            return;
+        }
+        let stuck: Vec<u32> = (0..self.clients.len() as u32)
+            .filter(|slot| {
+                self.clients[*slot as usize].as_ref().is_some_and(|c| {
+                    let holds = c.conn.memory_bytes() > 0 && !c.closing;
+                    let sends_nothing = c.sending && now.since(c.sent_at) > limits::CLIENT_STUCK;
+                    let brings_nothing = Some(*slot) == self.owner && now.since(c.heard_at) > limits::CLIENT_STUCK;
+                    holds && c.running.is_empty() && (sends_nothing || brings_nothing)
+                })
+            })
+            .collect();
+        for slot in stuck {
+            self.close(rt, slot, "it neither sends nor takes anything, and memory is short");
+        }
+    }
+}
+
+/// A request that has not waited yet.
+const NEW: u64 = u64::MAX;
+
+impl Driver for Node {
+    fn start(&mut self, rt: &mut dyn Rt) {
+        self.report.recovered();
+        self.core.start(rt.now(), &mut self.out);
+        self.take_out(rt);
+    }
+
+    fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>) {
+        match event {
+            Event::Accepted { listener, conn, .. } => self.opened(rt.now(), listener, conn),
+            Event::Connected { conn } => panic!("{conn:?}: this node connects to nobody"),
+            Event::Received { conn, bytes } => {
+                let now = rt.now();
+                let Some(client) = self.client_of(conn) else { return };
+                if client.closing {
+                    return;
+                }
+                client.heard_at = now;
+                client.conn.received(now, bytes);
+                self.account(conn.slot);
+                self.mark(conn.slot);
+            }
+            Event::Sent { conn } => {
+                let now = rt.now();
+                let Some(client) = self.client_of(conn) else { return };
+                client.sending = false;
+                client.conn.sent(now, client.sent_bytes);
+                client.sent_bytes = 0;
+                let took = now.since(client.sent_at);
+                self.stats.stages.send.record_ns(took.as_nanos() as u64);
+                self.account(conn.slot);
+                self.mark(conn.slot);
+            }
+            Event::Closed { conn, .. } => self.closed(conn),
+            Event::Disk(done) => self.core.disk_done(rt.now(), done, &mut self.out),
+            Event::Woken => {}
+        }
+    }
+
+    fn turn_end(&mut self, rt: &mut dyn Rt) -> Turn {
+        if self.failed {
+            return Turn::Stop;
+        }
+        self.stop(rt);
+        self.empty_outboxes();
+        let mut taken = 0;
+        while taken < limits::MESH_PER_TURN_MAX
+            && let Some((from, msg)) = self.port.next()
+        {
+            self.received_from(rt, from, msg);
+            taken += 1;
+        }
+        let now = rt.now();
+        while let Some((until, request)) = self.sleepers.first().copied()
+            && until <= now
+        {
+            self.wake(rt, request, Woke::Deadline);
+        }
+        let over = self.is_over_budget();
+        let owner_is_done = self.owner.is_some_and(|slot| self.client(slot).is_none_or(|c| c.conn.memory_bytes() == 0));
+        if !over || owner_is_done {
+            self.owner = None;
+        }
+        if !self.is_congested() && (!over || self.owner.is_none()) {
+            for slot in std::mem::take(&mut self.held) {
+                if let Some(client) = self.client(slot) {
+                    client.held = false;
+                }
+                self.mark(slot);
+            }
+        }
+        for round in 0.. {
+            while let Some(slot) = self.dirty.pop_front() {
+                self.tend(rt, slot);
+            }
+            self.core.turn_end(rt.now(), rt.wall(), &mut self.out);
+            let more = self.take_out(rt);
+            if self.failed {
+                return Turn::Stop;
+            }
+            if self.dirty.is_empty() && !more || round >= limits::ROUNDS_PER_TURN_MAX {
+                break;
+            }
+        }
+        self.come_up(rt);
+        let has_space = self.core.has_space();
+        if has_space != self.had_space {
+            self.had_space = has_space;
+            self.report.has_space(has_space);
+        }
+        self.shed(rt);
+        self.empty_outboxes();
+        self.port.flush();
+        Counters::set(&self.stats.counters.memory_clients_bytes, self.clients_bytes as u64);
+        if self.may_leave(rt) {
+            return Turn::Stop;
+        }
+        if taken == limits::MESH_PER_TURN_MAX || !self.dirty.is_empty() {
+            return Turn::Again;
+        }
+        let waits = [self.core.next_deadline(), self.sleepers.first().map(|(until, _)| *until), self.stop_by];
+        let blocked = self.outbox.iter().any(|o| !o.is_empty()).then(|| rt.now() + Duration::from_millis(1));
+        Turn::Wait { until: waits.into_iter().flatten().chain(blocked).min() }
+    }
+}
