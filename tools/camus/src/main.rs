@@ -6,9 +6,6 @@
 //! `topic.rs` over `client.rs`; `wal.rs`; `errors.rs` what a person reads when the answer is no; `out.rs` the one place
 //! that prints.
 
-// What only the cores use; goes when `cores.rs` starts them.
-#![allow(dead_code)]
-
 mod board;
 mod cli;
 mod client;
