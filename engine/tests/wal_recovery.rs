@@ -5,7 +5,8 @@ mod wal_model;
 use camus_engine::io::{DiskOp, FileId, Volume};
 use camus_engine::types::{CoreId, Lsn, SegmentSeq};
 use camus_engine::wal::format::{
-    DiskHead, Expected, GROUP_HEADER_BYTES, GroupHeader, RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader,
+    DiskHead, Expected, GROUP_HEADER_BYTES, GroupFault, GroupHeader, RECORD_HEAD_BYTES, SEGMENT_HEADER_BYTES,
+    SegmentHeader,
 };
 use camus_engine::wal::{Damage, Owner, Role, Room, Wal, WalError, Why, inspect};
 use std::cell::RefCell;
@@ -351,6 +352,27 @@ fn after_a_moment_of_rest_even_the_loss_of_the_whole_last_group_is_known() {
     assert_eq!((damage.lsn, damage.why), (Lsn(2), Why::Acknowledged { durable: Lsn(2) }));
 }
 
+/// Lost if it fails: a record that completed together with the mark before it, when the mark loses a bit.
+#[test]
+fn a_damaged_mark_is_dropped_only_if_nothing_follows_it() {
+    let mut host = host();
+    host.append_durable(b"one");
+    assert!(host.wal.mark(host.now, &mut host.out));
+    host.collect();
+    host.append(b"two").expect("room");
+    host.turn();
+    host.settle();
+    assert_eq!(host.acknowledged, Lsn(3));
+    let mut crashed = crashed(host);
+    let (file, at, _) = group(&crashed, 2);
+    bytes(&mut crashed, file)[at + 41] ^= 1;
+    assert_eq!(damage(&crashed).lsn, Lsn(2));
+    let (file, at, _) = group(&crashed, 3);
+    bytes(&mut crashed, file)[at..at + BLOCK].fill(0);
+    let (_, report, found) = crashed.recover().expect("the mark alone holds nothing");
+    assert_eq!((report.last, found.len()), (Lsn(1), 1));
+}
+
 /// Lost if it fails: the promise of the page `docs/adr/0002` about what can not be told; then that page must change.
 #[test]
 fn the_loss_of_the_very_last_group_before_its_mark_can_not_be_told_from_a_write_that_never_was() {
@@ -424,6 +446,8 @@ fn a_group_at_the_wrong_place_is_not_accepted() {
     let expected = Expected { incarnation: header.incarnation, lsn: Lsn(1), prev_crc: header.prev_crc, room: 8192 };
     assert!(expected.group(image, at as u32).is_ok());
     assert!(expected.group(image, 2 * at as u32).is_err(), "heads are bound to their place");
+    let other = Expected { incarnation: [0; 16], ..expected };
+    assert_eq!(other.group(image, at as u32).err(), Some(GroupFault::Incarnation));
 }
 
 /// Lost if it fails: the history. Groups and files of two histories would be read as one.
