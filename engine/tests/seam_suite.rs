@@ -39,6 +39,7 @@ on_each_shell!(
     full_queues_lose_nothing,
     a_core_keeps_to_its_number_of_connections,
     every_wake_up_from_another_thread_is_seen,
+    a_core_that_panics_is_reported,
     a_core_sleeps_until_its_deadline_and_not_beyond,
     an_outgoing_connection_comes_up_or_is_closed_with_the_reason,
     a_connection_that_is_closed_by_the_driver_ends_once,
@@ -449,6 +450,26 @@ fn every_wake_up_from_another_thread_is_seen(choice: IoChoice) {
     other.join().unwrap();
 }
 
+/// Lost if it fails: a broker with a dead core that looks alive.
+fn a_core_that_panics_is_reported(choice: IoChoice) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.pin = Some(0);
+    let fails = |_| {
+        By(|_: &mut dyn Rt, step: Step<'_>| {
+            assert!(!matches!(step, Step::TurnEnd), "this fault is a part of the test");
+            assert_eq!(thread::current().name(), Some("core-0"));
+            IDLE
+        })
+    };
+    let handle = spawn_core(choice, config.clone(), fails).unwrap();
+    assert!(matches!(handle.join(), Err(RtError::Panicked { core: CoreId(0) })));
+    // Nor does a directory that is not there go unnoticed.
+    config.wal_dir = dir.path().join("not there");
+    let refused = spawn_core(choice, config, stopping);
+    assert!(matches!(&refused, Err(RtError::Setup { what, .. }) if what.contains("not there")), "{refused:?}");
+}
+
 /// Lost if it fails: Raft's ticks, or a core's idle time.
 fn a_core_sleeps_until_its_deadline_and_not_beyond(choice: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
@@ -527,6 +548,9 @@ fn an_outgoing_connection_comes_up_or_is_closed_with_the_reason(choice: IoChoice
 /// Lost if it fails: an answer meant for one client could reach the next one in its slot.
 fn a_connection_that_is_closed_by_the_driver_ends_once(choice: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
+    // What a client sends comes in many parts of one turn.
+    let mut config = config(dir.path());
+    config.tuning.recv_buffer_bytes = 256;
     let (addr, got_addr) = mpsc::channel();
     const CLIENTS: usize = 200;
     let clients = thread::spawn(move || {
@@ -538,7 +562,7 @@ fn a_connection_that_is_closed_by_the_driver_ends_once(choice: IoChoice) {
         }
     });
     let (mut open, mut closed) = (BTreeMap::new(), 0);
-    run_by(choice, &config(dir.path()), |rt, step| {
+    run_by(choice, &config, |rt, step| {
         match step {
             Step::Start => {
                 let (_, at) = rt.listen("127.0.0.1:0".parse().unwrap()).unwrap();
