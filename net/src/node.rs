@@ -164,6 +164,8 @@ pub struct Node {
     owner: Option<u32>,
     stop_by: Option<Mono>,
     drained: bool,
+    /// The log says that all of it is on the media.
+    marked: bool,
     report: Box<dyn Report>,
     had_space: bool,
     failed: bool,
@@ -205,6 +207,7 @@ impl Node {
             owner: None,
             stop_by: None,
             drained: false,
+            marked: false,
             report,
             had_space: true,
             failed: false,
@@ -755,7 +758,20 @@ impl Node {
             }
         }
         let all = self.broker.drained.load(Ordering::Acquire) == self.broker.cores;
-        self.drained && (over || all && self.core.is_quiet() && self.clients.iter().all(Option::is_none))
+        if over {
+            return self.drained;
+        }
+        if !self.drained || !all || !self.core.is_quiet() || self.clients.iter().any(Option::is_some) {
+            return false;
+        }
+        if !self.marked {
+            self.marked = true;
+            if self.core.mark(rt.now(), &mut self.out) {
+                self.take_out(rt);
+                return false;
+            }
+        }
+        true
     }
 
     /// Clients that neither send nor take anything for long are closed when memory runs short.

@@ -286,7 +286,7 @@ impl Core {
     /// Puts a command into the meta shard's log. It comes back in [`Out::meta`] when it is committed. False if it can
     /// not be written now.
     pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes) -> bool {
-        if self.poisoned || self.wal.room_for(command.len()) != Room::Yes {
+        if self.poisoned || self.wal.room_for_reserved(command.len()) != Room::Yes {
             return false;
         }
         let Some(shard) = self.shards.get_mut(&META_SHARD) else { return false };
@@ -365,9 +365,19 @@ impl Core {
         self.parked.front().map(|parked| parked.asked)
     }
 
+    /// Before a shutdown: what says that everything before it is on the media. False if there is nothing to say.
+    pub fn mark(&mut self, now: Mono, out: &mut Out) -> bool {
+        let marked = !self.poisoned && self.wal.mark(now, &mut self.wal_out);
+        self.settle(now, out);
+        marked
+    }
+
     /// Nothing that was asked waits for the disk.
     pub fn is_quiet(&self) -> bool {
-        self.parked.is_empty() && self.unpersisted.is_empty() && self.shards.values().all(|s| s.proposals.is_empty())
+        self.parked.is_empty()
+            && self.unpersisted.is_empty()
+            && self.wal.is_quiet()
+            && self.shards.values().all(|s| s.proposals.is_empty())
     }
 
     /// The partition, if this core leads it and the epoch that the client believes in is the current one.
@@ -389,6 +399,13 @@ impl Core {
     /// Appends one batch, or answers why not. Gives the request back if the WAL has no room for it now.
     fn produce(&mut self, now: Mono, wall: WallMs, parked: Parked, out: &mut Out) -> Option<Parked> {
         let Parked { ticket, to, batch, rules, asked } = parked;
+        let limit = self.wal.record_bytes_max();
+        if batch.len() > limit {
+            Counters::add(&self.stats.counters.produce_refused_total, 1);
+            let refusal = Refusal::TooLarge { bytes: batch.len(), limit };
+            out.answers.push((ticket, Answer::Produced(Err(refusal))));
+            return None;
+        }
         match self.wal.room_for(batch.len()) {
             Room::Yes => {}
             Room::Wait => return Some(Parked { ticket, to, batch, rules, asked }),
@@ -480,7 +497,8 @@ impl Core {
             Ok((offset, _)) => offset,
             Err(refusal) => return refused(refusal, out),
         };
-        match self.wal.room_for(0) {
+        // what frees space may not wait for it
+        match self.wal.room_for_reserved(0) {
             Room::Yes => {}
             Room::Wait => return refused(Refusal::Busy, out),
             Room::NoSpace => return refused(Refusal::NoSpace, out),
@@ -505,7 +523,7 @@ impl Core {
         let ids: Vec<ShardId> = self.shards.iter().filter(|(_, s)| s.dirty).map(|(id, _)| *id).collect();
         for id in ids {
             // a hard state and the entry of a new leader must fit; else the replica waits for the next turn
-            if self.wal.room_for(limits::BLOCK_BYTES) != Room::Yes {
+            if self.wal.room_for_reserved(limits::BLOCK_BYTES) != Room::Yes {
                 return;
             }
             let shard = self.shards.get_mut(&id).expect("taken from the map");
@@ -698,7 +716,8 @@ impl Core {
                 Proposal::Trim { .. } | Proposal::Meta { .. } | Proposal::Noop => None,
             })
             .min();
-        let data_from = data_from.into_iter().chain(pending_from).min().unwrap_or(now);
+        let read_from = self.reads.first_segment();
+        let data_from = data_from.into_iter().chain(pending_from).chain(read_from).min().unwrap_or(now);
         let state_from = self.shards.values().map(|s| s.state_from).min().unwrap_or(now);
         self.wal.release_below(data_from.min(state_from), &mut self.wal_out);
         for shard in self.shards.values_mut() {
@@ -726,7 +745,7 @@ impl Core {
     /// Puts the parts of snapshots into the open group, as far as there is room.
     fn append_snapshots(&mut self) {
         while let Some(part) = self.snapshots.next_part() {
-            if self.wal.room_for(part.body.len() + limits::BLOCK_BYTES) != Room::Yes {
+            if self.wal.room_for_reserved(part.body.len() + limits::BLOCK_BYTES) != Room::Yes {
                 return;
             }
             let part = self.snapshots.take_part().expect("just seen");

@@ -4,7 +4,7 @@ use super::api::{Found, ReadDone, Refusal, Route, Ticket};
 use crate::io::{DiskDone, DiskError, DiskOk, DiskOp, FileId, OpId};
 use crate::limits;
 use crate::partition::BatchRef;
-use crate::types::{PartitionId, WallMs};
+use crate::types::{PartitionId, SegmentSeq, WallMs};
 use crate::wal::{RecordAt, RecordKind, Wal, WalError};
 use bytes::Bytes;
 use slab::Slab;
@@ -116,6 +116,15 @@ impl DiskReads {
         self.waiting.extend(runs.into_iter().map(|parts| Run { job, parts }));
     }
 
+    /// The first segment that a read in flight, or waiting, needs.
+    pub fn first_segment(&self) -> Option<SegmentSeq> {
+        let at = |part: &Part| match part {
+            Part::At(at) => Some(at.segment),
+            Part::Here(_) | Part::Bad => None,
+        };
+        self.jobs.iter().flat_map(|(_, job)| job.parts.iter().filter_map(at)).min()
+    }
+
     /// Hands waiting reads to the disk, as far as its share goes.
     pub fn submit(&mut self, wal: &Wal, disk: &mut Vec<(OpId, DiskOp)>) {
         while self.in_flight.len() < limits::DISK_READS_IN_FLIGHT_MAX
@@ -217,7 +226,6 @@ fn body_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::SegmentSeq;
 
     fn at(segment: u32, at: u32, len: u32) -> Part {
         Part::At(RecordAt { segment: SegmentSeq(segment), at, len })

@@ -48,6 +48,10 @@ struct Running {
 /// Starts every core; returns when all of them serve, or with the first thing that does not let them.
 pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Result<Box<dyn serve::Cores>, UserError> {
     let count = plan.cores.len();
+    match rt::raise_descriptor_limit() {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(%error, "the limit for open files could not be raised"),
+    }
     let cluster = crate::data_dir::uuid_of(&plan.identity.cluster_id)
         .ok_or_else(|| errors::data_dir_identity(&plan.data_dir, "its cluster id is no id"))?;
     let (reserved, bound) = reserve(&plan.listeners)?;
