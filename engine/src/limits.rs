@@ -68,8 +68,8 @@ pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// What any compressed batch may grow to, however small it is: Kafka clients build batches of 1 MiB by default, so this
 /// is far above honest use, and unpacking it costs a core a few ms.
 pub const DECOMPRESSED_BYTES_FREE: usize = 16 * 1024 * 1024;
-/// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many. Real records stay far below it (codecs reach
-/// 1000 and more on zeros only).
+/// Above [`DECOMPRESSED_BYTES_FREE`] each byte sent may stand for this many. Real records stay far below it (codecs
+/// reach 1000 and more on zeros only).
 pub const DECOMPRESSED_RATIO_MAX: usize = 128;
 
 /// Entries of a ring's submission queue. What does not fit waits in a backlog; a system call takes this many at most.

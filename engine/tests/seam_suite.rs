@@ -57,7 +57,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 // ------------------------------------------------------------------------------------------------- an echo server
 
-/// Answers every byte with itself. Stops receiving while much is waiting to be sent. Checks the life of each connection.
+/// Answers every byte with itself. Stops receiving while much is waiting to be sent. Checks the life of each
+/// connection.
 struct Echo {
     conns: BTreeMap<ConnId, EchoConn>,
     /// Generation of the last user of each slot.
@@ -716,7 +717,8 @@ fn a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed(choice: I
 
 // ------------------------------------------------------------------------------------------------------- the mesh
 
-/// Sends numbers to the other core as fast as its lane takes them, and checks what comes. Sleeps when it can do neither.
+/// Sends numbers to the other core as fast as its lane takes them, and checks what comes. Sleeps when it can do
+/// neither.
 struct Crosser {
     port: Port<u64>,
     other: CoreId,

@@ -1,5 +1,5 @@
-//! A good log, and what a disk or a hand may do to it. A recovery shows exactly what was written, or refuses; it may drop
-//! only what was never acknowledged.
+//! A good log, and what a disk or a hand may do to it. A recovery shows exactly what was written, or refuses; it may
+//! drop only what was never acknowledged.
 #![no_main]
 
 #[path = "../../engine/tests/wal_model/mod.rs"]

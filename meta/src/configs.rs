@@ -1,8 +1,8 @@
 //! Settings of topics, and of the broker where topics take their defaults from: what there is, what a value may be, and
 //! where an effective value comes from. Names, types and defaults are Kafka's (4.x), so that its tools work unchanged.
 //!
-//! Values are kept as they were set and parsed where they are used. What the documentation calls "kept" has no effect in
-//! Camus so far.
+//! Values are kept as they were set and parsed where they are used. What the documentation calls "kept" has no effect
+//! in Camus so far.
 
 use camus_engine::limits;
 use camus_engine::shard::api::{BatchRules, TimestampType};

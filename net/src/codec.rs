@@ -249,8 +249,8 @@ impl<'a> Reader<'a> {
         self.tagged(|_, _| Ok(()))
     }
 
-    /// The tagged fields at the end of a struct: `field` gets each tag with a reader of its bytes, and leaves alone what
-    /// it does not know. Nothing in versions that are not flexible.
+    /// The tagged fields at the end of a struct: `field` gets each tag with a reader of its bytes, and leaves alone
+    /// what it does not know. Nothing in versions that are not flexible.
     pub fn tagged(
         &mut self,
         mut field: impl FnMut(u32, &mut Reader<'_>) -> Result<(), Malformed>,
@@ -400,8 +400,8 @@ impl Writer {
 
 /// A response of the `kafka-protocol` crate as an outcome.
 ///
-/// Its encoder fails only if a field was set that the version lacks, or is too long: a fault of ours. The client is told
-/// nothing then, and the connection is closed, because a wrong layout would be worse.
+/// Its encoder fails only if a field was set that the version lacks, or is too long: a fault of ours. The client is
+/// told nothing then, and the connection is closed, because a wrong layout would be worse.
 pub fn respond<T: Encodable>(response: &T, version: i16) -> Outcome {
     let mut body = BytesMut::new();
     match response.encode(&mut body, version) {

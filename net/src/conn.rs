@@ -1,8 +1,8 @@
 //! One connection, as a state machine: bytes in, requests that may begin, answers out in order.
 //!
-//! In:  what was received ([`Conn::received`]), what became of a request ([`Conn::finished`]), what the socket took
-//! ([`Conn::sent`]).  Out: requests to begin ([`Conn::begin`]), bytes to send ([`Conn::take_output`]), whether more is to
-//! be read ([`Conn::wants_bytes`]), and whether the connection is over ([`Conn::is_over`]).
+//! In: what was received ([`Conn::received`]), what became of a request ([`Conn::finished`]), what the socket took
+//! ([`Conn::sent`]). Out: requests to begin ([`Conn::begin`]), bytes to send ([`Conn::take_output`]), whether more is
+//! to be read ([`Conn::wants_bytes`]), and whether the connection is over ([`Conn::is_over`]).
 //!
 //! Requests of one connection take effect in order. Produces do so side by side, because each is sent to its shards in
 //! the order in which it began; anything else waits until it is alone, and what follows waits for it.
@@ -229,12 +229,14 @@ impl Conn {
         self.closing.filter(|_| self.output_bytes == 0)
     }
 
-    /// Whether the connection ends as soon as what is released has been sent. What is still being done for it is in vain.
+    /// Whether the connection ends as soon as what is released has been sent. What is still being done for it is in
+    /// vain.
     pub fn is_closing(&self) -> bool {
         self.closing.is_some()
     }
 
-    /// When bytes last came or went or a request finished, if nothing is owed to the client: for `connections.max.idle.ms`.
+    /// When bytes last came or went or a request finished, if nothing is owed to the client: for
+    /// `connections.max.idle.ms`.
     pub fn idle_since(&self) -> Option<Mono> {
         let owed = !self.waiting.is_empty() || !self.begun.is_empty() || self.output_bytes > 0;
         (!owed).then_some(self.last_progress)
@@ -404,8 +406,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the client sends and however it is cut, and in whatever order the shards finish: answers come in the
-        /// order of the requests, whole; the rule of who may run holds; and what is held is bounded.
+        /// Whatever the client sends and however it is cut, and in whatever order the shards finish: answers come in
+        /// the order of the requests, whole; the rule of who may run holds; and what is held is bounded.
         #[test]
         fn order_and_bounds_hold_for_any_schedule(
             kinds in proptest::collection::vec((prop_oneof![3 => Just(0_i16), 1 => Just(18), 1 => Just(1)], 0_usize..9000), 1..250),

@@ -35,8 +35,8 @@ impl FrameFault {
 
 /// Cuts frames. Lives as long as its connection.
 ///
-/// Each frame is a piece of the buffer that its bytes were received into, in one piece and not copied again, except while
-/// that buffer grows. The buffer is at most about twice what has been received and not been cut.
+/// Each frame is a piece of the buffer that its bytes were received into, in one piece and not copied again, except
+/// while that buffer grows. The buffer is at most about twice what has been received and not been cut.
 #[derive(Debug)]
 pub struct FrameCutter {
     held: BytesMut,

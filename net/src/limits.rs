@@ -22,7 +22,8 @@ pub const RECEIVE_STEP_BYTES: usize = 16 * 1024;
 
 /// Partitions in all fetch sessions of one core.
 pub const SESSION_PARTITIONS_MAX: usize = 2 * PARTITIONS_MAX;
-/// How long a fetch session is safe from eviction since it was used last, ms (Kafka's `MinIncrementalFetchSessionEvictionMs`).
+/// How long a fetch session is safe from eviction since it was used last, ms (Kafka's
+/// `MinIncrementalFetchSessionEvictionMs`).
 pub const SESSION_EVICTION_MS_MIN: u64 = 120_000;
 
 const _: () = assert!(CONN_REQUEST_BYTES_MAX < FRAME_BYTES_MAX);

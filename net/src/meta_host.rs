@@ -1,7 +1,7 @@
 //! The meta shard's state machine where it runs: commands come out of the log, images go to every core.
 //!
-//! Lives on core 0 beside the pump that carries the meta shard's log. A command is answered only when every core of this
-//! broker has the image that it led to: who was told that a topic exists finds it on any connection.
+//! Lives on core 0 beside the pump that carries the meta shard's log. A command is answered only when every core of
+//! this broker has the image that it led to: who was told that a topic exists finds it on any connection.
 
 use bytes::Bytes;
 use camus_engine::shard::api::Ticket;

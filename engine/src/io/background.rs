@@ -148,7 +148,8 @@ fn prepare(dir: &Path, file: FileId, len: u64, stop: &AtomicBool) -> Result<(), 
         renamed.map_err(|cause| files::error("prepare", file, 0, &cause))
     });
     if let Err(error) = made {
-        // Half a file is of no use and holds space that may be what is missing. If this fails too, the next start does it.
+        // Half a file is of no use and holds space that may be what is missing. If this fails too, the next start does
+        // it.
         if let Err(also) = fs::remove_file(&temporary)
             && also.kind() != io::ErrorKind::NotFound
         {

@@ -1,7 +1,7 @@
 //! The disk where io_uring is forbidden: `pread`, `pwrite` and `fdatasync` on a helper thread.
 //!
-//! One thread does reads and writes, one (`background.rs`) makes and removes files, which takes long. All writes that wait
-//! share one flush per file; each ends after it, and a flush that fails is the end of all of them.
+//! One thread does reads and writes, one (`background.rs`) makes and removes files, which takes long. All writes that
+//! wait share one flush per file; each ends after it, and a flush that fails is the end of all of them.
 
 use super::background::{Background, Helper};
 use super::buf::AlignedBuf;

@@ -2,8 +2,8 @@
 //!
 //! A [`ChunkPool`] owns one region of memory, reserved at start and touched as it is used. The WAL takes a [`Chunk`],
 //! writes a block group into it and freezes that part: from then on it is the disk's source, the follower's payload and
-//! the tail cache's bytes at once, and the chunk's rest takes the next group. When the last [`Bytes`] of a chunk is gone,
-//! on whichever thread, the chunk is free again.
+//! the tail cache's bytes at once, and the chunk's rest takes the next group. When the last [`Bytes`] of a chunk is
+//! gone, on whichever thread, the chunk is free again.
 //!
 //! In:  how many bytes are wanted. Out: chunks, or none when the budget is spent: that is backpressure, not an error.
 
@@ -75,8 +75,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: the mapping of `reserve`, with its length; every chunk of it holds the `Shared` around it, so none
-            // is left.
+            // SAFETY: the mapping of `reserve`, with its length; every chunk of it holds the `Shared` around it, so
+            // none is left.
             unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
         }
     }
@@ -287,8 +287,8 @@ impl Chunk {
 
     /// What is written and not frozen.
     pub fn written_mut(&mut self) -> &mut [u8] {
-        // SAFETY: [frozen, len) is inside the chunk, initialised (the memory was zero at first), and this owner's alone;
-        // the borrow of `self` keeps it so.
+        // SAFETY: [frozen, len) is inside the chunk, initialised (the memory was zero at first), and this owner's
+        // alone; the borrow of `self` keeps it so.
         unsafe { slice::from_raw_parts_mut(self.memory.start.as_ptr().add(self.frozen), self.len - self.frozen) }
     }
 
@@ -329,8 +329,8 @@ struct Frozen {
 
 impl AsRef<[u8]> for Frozen {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: [at, at + len) is inside the chunk and below its frozen frontier: initialised, and never written again
-        // as long as `memory` is held, which this does.
+        // SAFETY: [at, at + len) is inside the chunk and below its frozen frontier: initialised, and never written
+        // again as long as `memory` is held, which this does.
         unsafe { slice::from_raw_parts(self.memory.start.as_ptr().add(self.at), self.len) }
     }
 }

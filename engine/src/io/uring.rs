@@ -72,8 +72,8 @@ enum What {
     Read(AlignedBuf),
 }
 
-/// Which chunks of the pool are registered with the ring. A chunk is registered when it is first written, so that memory
-/// is touched and pinned as it is needed.
+/// Which chunks of the pool are registered with the ring. A chunk is registered when it is first written, so that
+/// memory is touched and pinned as it is needed.
 struct Registry {
     regions: Option<PoolRegions>,
     known: Vec<bool>,
@@ -183,7 +183,8 @@ impl RingDisk {
     }
 
     /// The kernel took a part of the submission queue only. Where it stopped, a link may have been cut: the flush would
-    /// then be an operation of its own and might run beside its write. Which one is not known, so all are flushed again.
+    /// then be an operation of its own and might run beside its write. Which one is not known, so all are flushed
+    /// again.
     pub(crate) fn cut_short(&mut self) {
         for (_, flight) in self.flight.iter_mut().filter(|(_, flight)| flight.left == 2) {
             flight.flush_again = true;

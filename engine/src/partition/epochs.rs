@@ -37,9 +37,9 @@ impl Epochs {
         self.starts.get(after.saturating_sub(1)).map_or(LeaderEpoch(-1), |(epoch, _)| *epoch)
     }
 
-    /// The largest epoch that is not above `requested`, and where it ends. `current` is the leader's own: it ends at the
-    /// high watermark, whether it has a batch or not. Above it nothing is known: (-1, -1). An epoch below all known ones
-    /// ends where those begin.
+    /// The largest epoch that is not above `requested`, and where it ends. `current` is the leader's own: it ends at
+    /// the high watermark, whether it has a batch or not. Above it nothing is known: (-1, -1). An epoch below all known
+    /// ones ends where those begin.
     pub fn end_of(
         &self,
         requested: LeaderEpoch,

@@ -70,9 +70,9 @@ impl ProducerWindow {
 
 /// Producer state of one partition: what an idempotent retry is judged by.
 ///
-/// Lives on the partition's core; owned by [`super::Partition`]; changed only by committed batches ([`Self::apply`]), so
-/// that every replica and every restart comes to the same answer, and also whom to forget is decided by the log alone.
-/// Deleting the data changes nothing here. What is proposed but not committed is in [`InFlight`], never here.
+/// Lives on the partition's core; owned by [`super::Partition`]; changed only by committed batches ([`Self::apply`]),
+/// so that every replica and every restart comes to the same answer, and also whom to forget is decided by the log
+/// alone. Deleting the data changes nothing here. What is proposed but not committed is in [`InFlight`], never here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Producers {
     producers_max: usize,

@@ -45,7 +45,8 @@ pub enum Verdict {
         base_offset: Offset,
         append_time: Option<WallMs>,
     },
-    /// It was proposed as this entry: answer when that commits ([`CommittedBatch`] is the answer), refuse if it is lost.
+    /// It was proposed as this entry: answer when that commits ([`CommittedBatch`] is the answer), refuse if it is
+    /// lost.
     AwaitOriginal {
         index: Index,
     },
@@ -166,8 +167,8 @@ impl Partition {
         self.apply(entry, batch, Claim::of_record(head), idempotence::append_time_of(head));
     }
 
-    /// A committed batch that the snapshot, from which this partition was restored, has behind it: only where it lies is
-    /// news. In offset order, and before any [`Self::recovered`].
+    /// A committed batch that the snapshot, from which this partition was restored, has behind it: only where it lies
+    /// is news. In offset order, and before any [`Self::recovered`].
     pub fn recovered_data_only(&mut self, head: &RecordHead, at: RecordAt) {
         let batch = self.entry_of(head, at);
         self.log.push_below_snapshot(batch);
@@ -189,8 +190,8 @@ impl Partition {
         }
     }
 
-    /// The first offsets between log start and high watermark that no batch was told for. Ask when the batches below the
-    /// snapshot were told, before the first behind it: anything but None is lost data.
+    /// The first offsets between log start and high watermark that no batch was told for. Ask when the batches below
+    /// the snapshot were told, before the first behind it: anything but None is lost data.
     pub fn missing(&self) -> Option<(Offset, Offset)> {
         self.log.missing()
     }
@@ -241,8 +242,8 @@ impl Partition {
     }
 
     /// The batch with the largest timestamp, the first of them; None if there is none, or if no record has a time. Look
-    /// inside with [`records::max_timestamp`]. If the batch straddles the log start, the record may be below it, and the
-    /// answer is the larger of what is left in this batch and [`Self::find_max_timestamp_from`] behind it.
+    /// inside with [`records::max_timestamp`]. If the batch straddles the log start, the record may be below it, and
+    /// the answer is the larger of what is left in this batch and [`Self::find_max_timestamp_from`] behind it.
     pub fn find_max_timestamp(&self) -> Option<BatchRef> {
         self.find_max_timestamp_from(self.log.start())
     }

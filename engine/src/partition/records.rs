@@ -548,8 +548,8 @@ impl Read for Lz4<'_> {
     }
 }
 
-/// Whether `bytes` are one lz4 frame with its end mark and nothing behind it, as far as lengths tell: the decoder itself
-/// takes a frame that is cut between blocks for a whole one. Source: lz4's frame format description, 1.6.
+/// Whether `bytes` are one lz4 frame with its end mark and nothing behind it, as far as lengths tell: the decoder
+/// itself takes a frame that is cut between blocks for a whole one. Source: lz4's frame format description, 1.6.
 fn is_one_lz4_frame(bytes: &[u8]) -> bool {
     let Some(rest) = bytes.strip_prefix(&[0x04, 0x22, 0x4d, 0x18]) else { return false };
     let Some((&flags, _)) = rest.split_first() else { return false };

@@ -17,8 +17,8 @@ pub struct TimeIndex {
     /// Numbers of the first batch held, and of the one that will come next.
     first: u64,
     next: u64,
-    /// By level, the maximum of each group, from the group of `first` on. What left a group at its front still counts in
-    /// its maximum, so a group is only trusted by who enters it at its own beginning.
+    /// By level, the maximum of each group, from the group of `first` on. What left a group at its front still counts
+    /// in its maximum, so a group is only trusted by who enters it at its own beginning.
     maxima: [VecDeque<WallMs>; LEVELS],
 }
 

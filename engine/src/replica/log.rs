@@ -117,8 +117,8 @@ pub struct RecoveredLog {
 }
 
 impl RecoveredLog {
-    /// Takes in a record of this shard, in LSN order. An entry at a position that is taken replaces it and all after it:
-    /// so a follower's log was corrected. A snapshot counts when its caller has all parts: [`Self::snapshot_at`].
+    /// Takes in a record of this shard, in LSN order. An entry at a position that is taken replaces it and all after
+    /// it: so a follower's log was corrected. A snapshot counts when its caller has all parts: [`Self::snapshot_at`].
     pub fn record(&mut self, head: &RecordHead, body: &[u8]) -> Result<(), LogGap> {
         self.commit = self.commit.max(head.commit);
         match head.kind {

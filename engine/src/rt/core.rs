@@ -183,8 +183,8 @@ impl CoreHandle {
 }
 
 /// Starts a core: a thread of its own, named `core-N`, pinned if the configuration says so. Returns when its shell is
-/// up, or with the reason why none is. `make` is called after that, on the new thread, and may block (recovery); what it
-/// makes never leaves the thread.
+/// up, or with the reason why none is. `make` is called after that, on the new thread, and may block (recovery); what
+/// it makes never leaves the thread.
 pub fn spawn_core<D: Driver>(
     choice: IoChoice,
     config: CoreConfig,

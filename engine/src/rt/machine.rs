@@ -80,8 +80,8 @@ pub(crate) fn memlock_bytes() -> u64 {
     if failed { 0 } else { limit.rlim_cur }
 }
 
-/// Raises the limit of open descriptors as far as the system lets this process, and returns it. Each connection, file and
-/// core takes one: whoever sets [`super::CoreConfig::conns_max`] keeps the sum of them below it.
+/// Raises the limit of open descriptors as far as the system lets this process, and returns it. Each connection, file
+/// and core takes one: whoever sets [`super::CoreConfig::conns_max`] keeps the sum of them below it.
 pub fn raise_descriptor_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the struct is ours; the call fills it.

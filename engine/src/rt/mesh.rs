@@ -1,6 +1,6 @@
 //! The lanes between the cores of one broker: a bounded single-producer single-consumer queue for each ordered pair.
 //!
-//! In:  [`Port::try_send`], then [`Port::flush`] once a turn. Out: [`Port::next`], in order per lane, the lanes in turn.
+//! In: [`Port::try_send`], then [`Port::flush`] once a turn. Out: [`Port::next`], in order per lane, the lanes in turn.
 //! A full lane refuses: the sender keeps the message, and is woken when there is room again. Nothing here waits.
 //!
 //! **No wake-up is lost.** A core that goes to sleep says so first (`wake.rs`), and:

@@ -1,8 +1,8 @@
 //! The shell for where io_uring is forbidden: epoll for the sockets, helper threads for the disk (`io/blocking.rs`).
 //!
 //! The same turn as in `uring.rs`: settle -> wait -> feed events -> `turn_end`. Readiness is level triggered, so that
-//! nothing is lost when a turn takes only a part of what is there. The kernel holds no buffer of ours: a connection that
-//! closes is gone with the next settling.
+//! nothing is lost when a turn takes only a part of what is there. The kernel holds no buffer of ours: a connection
+//! that closes is gone with the next settling.
 
 use super::core::{CoreConfig, RtError};
 use super::machine;

@@ -5,9 +5,9 @@
 //! completions to the driver in the order in which the kernel gave them -> `turn_end`.
 //!
 //! Life of a connection: accepted or connecting -> a multishot receive is armed while the driver wants bytes -> closing
-//! (shut down; the kernel gives back every operation) -> the descriptor is closed -> `Closed` is reported -> the slot is
-//! used again. `ops` counts what the kernel holds; nothing that an operation names is freed, and no id is used again,
-//! while it is above 0.
+//! (shut down; the kernel gives back every operation) -> the descriptor is closed -> `Closed` is reported -> the slot
+//! is used again. `ops` counts what the kernel holds; nothing that an operation names is freed, and no id is used
+//! again, while it is above 0.
 //!
 //! **What keeps the `unsafe` here sound**: whatever the kernel was given stays where it is until its last completion.
 //! `Core` and `RecvBufs` are dropped only after [`Core::idle`]; on any other way out (an error, a panic of the driver)
@@ -212,8 +212,8 @@ impl RecvBufs {
     fn get(&mut self, buffer: u16, len: usize) -> &[u8] {
         assert!(len <= self.bytes, "{len} bytes in a buffer of {}", self.bytes);
         let from = self.address(buffer);
-        // SAFETY: inside the allocation (checked above). The kernel handed this buffer over with the completion and gets
-        // it back by `give` and `publish` only, which need `&mut self`, so not during this borrow.
+        // SAFETY: inside the allocation (checked above). The kernel handed this buffer over with the completion and
+        // gets it back by `give` and `publish` only, which need `&mut self`, so not during this borrow.
         unsafe { std::slice::from_raw_parts(from, len) }
     }
 
@@ -221,9 +221,9 @@ impl RecvBufs {
     fn give(&mut self, buffer: u16) {
         let (address, len) = (self.address(buffer) as u64, self.bytes as u32);
         let entries: *mut types::BufRingEntry = self.ring.as_mut_ptr().cast();
-        // SAFETY: the index is masked to the ring, whose memory is aligned and initialised. The entry is ours: there are
-        // as many as buffers, and the kernel looks at those before the published tail only. The setters do not touch
-        // the tail, which shares the first entry.
+        // SAFETY: the index is masked to the ring, whose memory is aligned and initialised. The entry is ours: there
+        // are as many as buffers, and the kernel looks at those before the published tail only. The setters do not
+        // touch the tail, which shares the first entry.
         let entry = unsafe { &mut *entries.add(usize::from(self.tail & (self.buffers - 1))) };
         entry.set_addr(address);
         entry.set_len(len);
@@ -425,9 +425,10 @@ impl Core {
             {
                 let mut queue = self.ring.submission();
                 while let Some(next) = self.backlog.front() {
-                    // SAFETY: everything that an entry names outlives it: receive buffers, the bell's buffer and whatever
-                    // a connection or the disk holds for an operation stay in place until its completion is seen, and
-                    // all of that is leaked rather than dropped when the loop ends otherwise (top of this file).
+                    // SAFETY: everything that an entry names outlives it: receive buffers, the bell's buffer and
+                    // whatever a connection or the disk holds for an operation stay in place until its completion is
+                    // seen, and all of that is leaked rather than dropped when the loop ends otherwise (top of this
+                    // file).
                     let pushed = unsafe {
                         match next {
                             Submission::One(entry) => queue.push(entry),

@@ -1,15 +1,16 @@
 //! One flipped bit, told from an unfinished write.
 //!
-//! The last groups of a log have no later group that says that they were on the media. When one of them is not whole, two
-//! things can have happened: the power went before all of its sectors were written (nobody was told that it was durable:
-//! it must go), or the media lost a bit of it (somebody may have been told: it must not go). They look different: after
-//! a lost bit, putting that one bit back makes *every* checksum of the group right again, and they are independent of
-//! each other. An unfinished write misses a sector, so it has no such bit.
+//! The last groups of a log have no later group that says that they were on the media. When one of them is not whole,
+//! two things can have happened: the power went before all of its sectors were written (nobody was told that it was
+//! durable: it must go), or the media lost a bit of it (somebody may have been told: it must not go). They look
+//! different: after a lost bit, putting that one bit back makes *every* checksum of the group right again, and they are
+//! independent of each other. An unfinished write misses a sector, so it has no such bit.
 //!
-//! An unfinished group can look like a flipped bit by accident, and then a start is refused that need not be. For a body
-//! two checksums of different kinds must agree (CRC32C decides the place, the 64-bit word sum confirms it): below 2^-60.
-//! For a head there is one kind only, and 768 bits to choose from: below 2^-22, and only if the missing sector holds
-//! nothing but a part of one head. A header lies within a sector. Never the other way round: one flipped bit is always found.
+//! An unfinished group can look like a flipped bit by accident, and then a start is refused that need not be. For a
+//! body two checksums of different kinds must agree (CRC32C decides the place, the 64-bit word sum confirms it): below
+//! 2^-60. For a head there is one kind only, and 768 bits to choose from: below 2^-22, and only if the missing sector
+//! holds nothing but a part of one head. A header lies within a sector. Never the other way round: one flipped bit is
+//! always found.
 
 use super::format::{
     DiskHead, Expected, GROUP_HEADER_BYTES, GROUP_HEADER_COVERED, GroupHeader, RECORD_HEAD_BYTES, RECORD_HEAD_COVERED,
@@ -81,8 +82,8 @@ pub fn explain(expected: &Expected, bytes: &[u8], at: u32) -> Option<Flip> {
     Some(Flip { byte: byte as u32, bit, records: header.records })
 }
 
-/// The header that must have been here: the one that is, or the one that differs from it in one bit. `None`: neither can
-/// be the expected group's.
+/// The header that must have been here: the one that is, or the one that differs from it in one bit. `None`: neither
+/// can be the expected group's.
 pub fn header(expected: &Expected, bytes: &[u8]) -> Option<GroupHeader> {
     likely(expected, bytes).map(|(_, header, _)| header)
 }
@@ -119,7 +120,8 @@ fn correct(bytes: &mut [u8], covered: usize, whole: impl Fn(&[u8]) -> bool) -> O
     None
 }
 
-/// Where one wrong bit in `len` bytes makes their CRC32C wrong by `syndrome` (a CRC is linear, so each place has its own).
+/// Where one wrong bit in `len` bytes makes their CRC32C wrong by `syndrome` (a CRC is linear, so each place has its
+/// own).
 fn locate(syndrome: u32, len: usize) -> Option<Place> {
     const POLYNOMIAL: u32 = 0x82f6_3b78;
     // What the last bit of the last byte does; one bit earlier is one step of the register further.

@@ -12,9 +12,9 @@
 //!
 //! A CRC is always CRC32C. The group's runs over all record heads, in order, and then over the group's header; a head
 //! holds its body's CRC, so every byte is checksummed once, and one number stands for the whole group: the next group
-//! carries it ("chain"). It leaves out the heads' and the header's own CRCs: bytes followed by their own CRC bring every
-//! CRC to the same value whatever they are, and the chain would say nothing. The word sum of a body is no second defence against decay: it is what tells one flipped bit
-//! from an unfinished write (`flip.rs`).
+//! carries it ("chain"). It leaves out the heads' and the header's own CRCs: bytes followed by their own CRC bring
+//! every CRC to the same value whatever they are, and the chain would say nothing. The word sum of a body is no second
+//! defence against decay: it is what tells one flipped bit from an unfinished write (`flip.rs`).
 
 use super::record::{RecordHead, RecordKind};
 use crate::limits::{BLOCK_BYTES, WAL_RECORD_BYTES_MAX};
@@ -26,7 +26,8 @@ use rkyv::rancor::Failure;
 use rkyv::ser::allocator::SubAllocator;
 use rkyv::ser::writer::Buffer;
 
-/// The format of this file. Where the first 12 bytes and the last 4 of a segment header lie is the same in all versions.
+/// The format of this file. Where the first 12 bytes and the last 4 of a segment header lie is the same in all
+/// versions.
 pub const FORMAT_VERSION: u32 = 1;
 
 pub const SEGMENT_HEADER_BYTES: usize = 128;
@@ -92,8 +93,8 @@ pub struct GroupHeader {
     pub segment: u32,
     pub incarnation: Incarnation,
     pub lsn: u64,
-    /// What the writer knew to be on the media when it submitted this group. This is how a recovery tells damage from an
-    /// unfinished write.
+    /// What the writer knew to be on the media when it submitted this group. This is how a recovery tells damage from
+    /// an unfinished write.
     pub durable_lsn: u64,
     /// CRC of the group before.
     pub prev_crc: u32,
@@ -233,8 +234,8 @@ impl GroupHeader {
         })
     }
 
-    /// Whether `bytes` begin with a header of which no bit is wrong. A header lies in one sector, so that it is there as a
-    /// whole or not at all; the rest of its group may still be missing.
+    /// Whether `bytes` begin with a header of which no bit is wrong. A header lies in one sector, so that it is there
+    /// as a whole or not at all; the rest of its group may still be missing.
     pub fn is_whole(bytes: &[u8]) -> bool {
         le32(bytes, 0) == GROUP_MAGIC && crc32c(&bytes[..GROUP_HEADER_COVERED]) == le32(bytes, GROUP_HEADER_COVERED)
     }

@@ -2,10 +2,11 @@
 //!
 //! Segments in the order of their sequence, groups by incarnation, LSN and the CRC of the group before. Where the chain
 //! ends, one question decides: was the group that should follow acknowledged? Every header, of groups and of segments,
-//! says what its writer knew to be on the media, and that stays true for ever (an acknowledged LSN is never taken back);
-//! so the highest such claim found anywhere is a floor. At or below it, a group that is not whole is damage, and the log
-//! is refused. Above it, it is damage if one flipped bit explains it (`flip.rs`), else it is an unfinished write: it and
-//! all that follows is dropped, and a new segment begins at its LSN, which makes what is left of it void for ever.
+//! says what its writer knew to be on the media, and that stays true for ever (an acknowledged LSN is never taken
+//! back); so the highest such claim found anywhere is a floor. At or below it, a group that is not whole is damage, and
+//! the log is refused. Above it, it is damage if one flipped bit explains it (`flip.rs`), else it is an unfinished
+//! write: it and all that follows is dropped, and a new segment begins at its LSN, which makes what is left of it void
+//! for ever.
 //!
 //! The limits of this are in docs/adr/0002.
 
@@ -460,8 +461,8 @@ impl Walk<'_> {
         Ok(later)
     }
 
-    /// The file that has not the header of the group in it, which would follow on the log; if there is one. A header is on
-    /// the media before the first group is written; so it was there, and it is not any more.
+    /// The file that has not the header of the group in it, which would follow on the log; if there is one. A header is
+    /// on the media before the first group is written; so it was there, and it is not any more.
     fn continuing(&self, next: Lsn, chain: u32) -> Result<Option<Headless>, WalError> {
         let headless = self.files.headless.iter().filter(|h| h.used).map(|h| (*h, None));
         let replaced = self.files.segments.iter().map(|s| {
@@ -506,8 +507,8 @@ impl Walk<'_> {
         Ok(None)
     }
 
-    /// The log ends before `next`: no file without a header may hold what follows. Without a `chain` (there is no segment
-    /// at all), none may hold a group.
+    /// The log ends before `next`: no file without a header may hold what follows. Without a `chain` (there is no
+    /// segment at all), none may hold a group.
     fn refuse_groups_without_header(&self, next: Lsn, chain: Option<u32>) -> Result<(), WalError> {
         match chain {
             Some(chain) => match self.continuing(next, chain)? {

@@ -1,8 +1,8 @@
 //! The writing half: group commit, segments and their recycling, and what readers ask of the log.
 //!
-//! A record goes into the open group. At the end of a turn the open group is closed and written, unless as many groups as
-//! allowed are in flight: then it goes on filling, and closes when it is full. So the device's own speed sets the size of
-//! a group, and no timer does. Groups complete in any order and are reported durable in LSN order.
+//! A record goes into the open group. At the end of a turn the open group is closed and written, unless as many groups
+//! as allowed are in flight: then it goes on filling, and closes when it is full. So the device's own speed sets the
+//! size of a group, and no timer does. Groups complete in any order and are reported durable in LSN order.
 //!
 //! Files come from [`DiskOp::Prepare`], which writes every block once, and are used again when what they hold is not
 //! needed. A segment begins with its header, and its first group is written when that is on the media.
@@ -89,8 +89,8 @@ pub struct RecoveryReport {
 /// The write-ahead log of one core.
 ///
 /// Lives on the core's thread and never leaves it; owns the core's WAL directory. Pure: what is to be done comes out as
-/// [`WalOut`], what was done comes in through [`Self::disk_done`]. Always: durable < LSN of each group in flight < LSN of
-/// each closed group < LSN of the open group, each without a gap.
+/// [`WalOut`], what was done comes in through [`Self::disk_done`]. Always: durable < LSN of each group in flight < LSN
+/// of each closed group < LSN of the open group, each without a gap.
 pub struct Wal {
     config: WalConfig,
     pool: ChunkPool,
@@ -329,8 +329,8 @@ impl Wal {
     /// Whether a record with a body of this many bytes can be appended now. Keeps one segment in reserve for
     /// [`Self::room_for_reserved`]. A body above [`Self::record_bytes_max`] never finds space.
     ///
-    /// After a `Yes` several smaller records may be appended in the same turn instead: each counts its body, rounded up to
-    /// 16, and, except for the first, 96 bytes more.
+    /// After a `Yes` several smaller records may be appended in the same turn instead: each counts its body, rounded up
+    /// to 16, and, except for the first, 96 bytes more.
     pub fn room_for(&self, body_bytes: usize) -> Room {
         self.ask(body_bytes, 2)
     }
@@ -664,7 +664,8 @@ impl Wal {
                 self.no_space = false;
                 self.spares.push_back(file);
             }
-            // No space, or (without an errno) the disk gave up half way because the core stops: neither touches the log.
+            // No space, or (without an errno) the disk gave up half way because the core stops: neither touches the
+            // log.
             (Doing::Prepare(_), Err(error)) if error.kind == DiskErrorKind::NoSpace || error.errno.is_none() => {
                 self.preparing = false;
                 self.disk_bytes -= self.config.segment_bytes;

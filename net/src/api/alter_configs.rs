@@ -93,8 +93,8 @@ impl Keyed for Set {
 /// Makes a command of each resource's changes, puts them to the meta shard, and answers. All changes of a resource
 /// happen, or none of them.
 ///
-/// A command says what a topic's settings are to be, worked out from what they are as this core knows it: of two changes
-/// of one key that cross on their way, the later one stands.
+/// A command says what a topic's settings are to be, worked out from what they are as this core knows it: of two
+/// changes of one key that cross on their way, the later one stands.
 pub(super) fn alter<Change: Keyed>(
     ctx: &mut Ctx<'_>,
     resources: Vec<Resource<Change>>,

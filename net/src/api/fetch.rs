@@ -2,9 +2,10 @@
 //!
 //! A fetch goes through *passes*. A pass asks the shards of all partitions at once, with the request's byte limit dealt
 //! out over them; partitions that got no share are only asked where they stand, and those that turn out to have records
-//! are read in further rounds while bytes are left. If the pass has enough (`min_bytes`, an error, or more than the limits
-//! let through), it is the answer. Else the partitions are asked once more where they stand, with a watch; if nothing has
-//! moved in between, the request sleeps until something does or its time is up, and then makes another pass.
+//! are read in further rounds while bytes are left. If the pass has enough (`min_bytes`, an error, or more than the
+//! limits let through), it is the answer. Else the partitions are asked once more where they stand, with a watch; if
+//! nothing has moved in between, the request sleeps until something does or its time is up, and then makes another
+//! pass.
 //!
 //! The first partition with records gives at least one batch, whatever the limits (KIP-74). Batches are parts of the
 //! answer as they are, not copied. Sessions are in `session.rs`.
@@ -315,8 +316,8 @@ impl Fetch {
         self.round(shares, dealt)
     }
 
-    /// Deals `left` bytes out over the partitions that are `eligible`, in order, each its own limit, as long as they last.
-    /// The first gets what there is.
+    /// Deals `left` bytes out over the partitions that are `eligible`, in order, each its own limit, as long as they
+    /// last. The first gets what there is.
     fn shares(&self, mut left: usize, at_least_one: bool, eligible: impl Fn(&Part) -> bool) -> Vec<Share> {
         let mut shares = Vec::new();
         for (at, part) in self.parts.iter().enumerate().filter(|(_, part)| eligible(part)) {

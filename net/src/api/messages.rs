@@ -1,4 +1,5 @@
-//! What the handlers of metadata share: arrays of structs, topics and partitions by name, and the faults of single items.
+//! What the handlers of metadata share: arrays of structs, topics and partitions by name, and the faults of single
+//! items.
 
 use super::Ctx;
 use crate::codec::{Malformed, Reader};
@@ -12,8 +13,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
-/// No authorization exists yet, so every operation is allowed: the bits of READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE,
-/// DESCRIBE_CONFIGS and ALTER_CONFIGS. Source: KIP-430; Kafka without an authorizer answers the same.
+/// No authorization exists yet, so every operation is allowed: the bits of READ, WRITE, CREATE, DELETE, ALTER,
+/// DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS. Source: KIP-430; Kafka without an authorizer answers the same.
 pub const TOPIC_OPERATIONS: i32 = 3576;
 /// CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE.
 pub const CLUSTER_OPERATIONS: i32 = 8096;
@@ -237,8 +238,8 @@ pub(super) mod testing {
     }
 
     impl World {
-        /// Topic `t` of two partitions, `compact` of one, and `dark` of three, the last of which has no leader. Shard 1 is
-        /// on core 0 in term 7, shard 2 on core 1 in term 9, shard 3 on core 1 without a leader.
+        /// Topic `t` of two partitions, `compact` of one, and `dark` of three, the last of which has no leader. Shard 1
+        /// is on core 0 in term 7, shard 2 on core 1 in term 9, shard 3 on core 1 without a leader.
         pub fn new() -> World {
             let shards = ShardTable::new(vec![CoreId(0), CoreId(0), CoreId(1), CoreId(1)]);
             shards.set_leading(ShardId(1), Some(Term(7)));

@@ -1,7 +1,7 @@
 //! Metadata: which topics there are, where their partitions are led, and which brokers there are.
 //!
-//! A (topic id, partition, leader epoch) names one leader for ever: the epoch is the term in which this broker leads the
-//! shard, and where no leader is known nothing is guessed.
+//! A (topic id, partition, leader epoch) names one leader for ever: the epoch is the term in which this broker leads
+//! the shard, and where no leader is known nothing is guessed.
 
 use super::messages::{self, OPERATIONS_OMITTED, TOPIC_OPERATIONS};
 use super::{Ctx, Outcome, Request};
@@ -294,7 +294,8 @@ mod tests {
         assert!(world.run(handle, 10, ten).is_some());
     }
 
-    /// Producers to a new topic would wait for ever, or a misspelt name would become a topic though the client forbade it.
+    /// Producers to a new topic would wait for ever, or a misspelt name would become a topic though the client forbade
+    /// it.
     #[test]
     fn an_unknown_topic_is_created_only_if_client_and_broker_allow_it() {
         for version in 0..=13 {

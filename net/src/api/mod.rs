@@ -53,8 +53,8 @@ pub enum Outcome {
     Silent,
     /// The request can not be understood, or has no other way to say no: the connection is closed.
     Close(&'static str),
-    /// Ask the shards, then go on with the answers, in the order of the questions. Each question has exactly one answer.
-    /// An empty list goes on at once.
+    /// Ask the shards, then go on with the answers, in the order of the questions. Each question has exactly one
+    /// answer. An empty list goes on at once.
     Ask(Vec<Ask>, AfterAsk),
     /// Put commands to the meta shard, then go on with what it decided, once every core of this broker has seen it.
     Meta(Vec<Command>, AfterMeta),

@@ -1,11 +1,11 @@
 //! Produce (key 0, versions 3 to 13): append record batches.
 //!
 //! Each partition of a request is judged by itself: the good ones are appended, the others say why not. A batch goes to
-//! its shard as a slice of the request's frame. The checks of a batch are the partition's (`engine::partition`); here is
-//! only what depends on the request: its version, its acks, and which topic it means.
+//! its shard as a slice of the request's frame. The checks of a batch are the partition's (`engine::partition`); here
+//! is only what depends on the request: its version, its acks, and which topic it means.
 //!
-//! acks=1 is answered like acks=all, when the batch is durable. acks=0 has no answer: an error closes the connection, so
-//! that the client asks for metadata anew. A partition that is named twice is appended to twice, in order.
+//! acks=1 is answered like acks=all, when the batch is durable. acks=0 has no answer: an error closes the connection,
+//! so that the client asks for metadata anew. A partition that is named twice is appended to twice, in order.
 
 use super::{Ctx, NO_OFFSET, Outcome, Request};
 use crate::codec::{Malformed, Reader, Writer};

@@ -3,8 +3,8 @@
 //! In:  [`Sessions::open`] after a full fetch, [`Sessions::advance`] with each incremental one.  Out: the partitions of
 //! the session, in the order in which they are to be read.
 //!
-//! A session lives on the core of the connection that opened it. A client that comes back over another core is told that
-//! its session is unknown, and opens a new one.
+//! A session lives on the core of the connection that opened it. A client that comes back over another core is told
+//! that its session is unknown, and opens a new one.
 
 use crate::errors::Code;
 use crate::limits::{SESSION_EVICTION_MS_MIN, SESSION_PARTITIONS_MAX};
@@ -101,9 +101,9 @@ impl Sessions {
         true
     }
 
-    /// Opens a session over these partitions and gives its id, or 0 if there is no room for one: then the client goes on
-    /// with full fetches. A session that was used in the last two minutes is not closed for a new one; else clients that
-    /// open one for each fetch would take the sessions of those that use theirs.
+    /// Opens a session over these partitions and gives its id, or 0 if there is no room for one: then the client goes
+    /// on with full fetches. A session that was used in the last two minutes is not closed for a new one; else clients
+    /// that open one for each fetch would take the sessions of those that use theirs.
     pub fn open(
         &mut self,
         now: Mono,

@@ -1,8 +1,8 @@
 //! Which APIs there are: what is advertised, what is served, and by which function.
 //!
 //! A key or a version that is not here closes the connection, as in Kafka: there is no layout that the client would
-//! understand. Only ApiVersions is answered in any version (`api_versions.rs`). A key is advertised if and only if it has
-//! a row, so that nothing is offered that can not be done.
+//! understand. Only ApiVersions is answered in any version (`api_versions.rs`). A key is advertised if and only if it
+//! has a row, so that nothing is offered that can not be done.
 
 use super::{
     Ctx, Outcome, Request, alter_configs, api_versions, create_partitions, create_topics, delete_records,
@@ -41,10 +41,10 @@ const fn row(
 
 /// By key, ascending.
 ///
-/// Produce is advertised from 0 though 0 to 2 are not served (their message formats are gone: KIP-896): older librdkafka
-/// takes a higher minimum for "no gzip, snappy and lz4" and sends everything uncompressed. It ends at 11 though 12 and 13
-/// are there (`produce.rs`): from 12 on it belongs to the newer transaction protocol (KIP-890), and a broker that offers it
-/// without the rest breaks clients that go by versions (docs/adr/0004).
+/// Produce is advertised from 0 though 0 to 2 are not served (their message formats are gone: KIP-896): older
+/// librdkafka takes a higher minimum for "no gzip, snappy and lz4" and sends everything uncompressed. It ends at 11
+/// though 12 and 13 are there (`produce.rs`): from 12 on it belongs to the newer transaction protocol (KIP-890), and a
+/// broker that offers it without the rest breaks clients that go by versions (docs/adr/0004).
 pub static APIS: &[Api] = &[
     Api { advertised_min: 0, ..row(PRODUCE, "Produce", (3, 11), 9, produce::handle) },
     row(FETCH, "Fetch", (4, 18), 12, fetch::handle),

@@ -17,6 +17,7 @@ pub struct World {
     pub shards: ShardTable,
     pub settings: Settings,
     pub sessions: Sessions,
+    pub producer_ids: super::init_producer_id::ProducerIds,
     seed: u64,
 }
 
@@ -58,6 +59,7 @@ impl World {
                 given: Vec::new(),
             },
             sessions: Sessions::default(),
+            producer_ids: Default::default(),
             seed: 1,
         }
     }
@@ -75,6 +77,7 @@ impl World {
             shards: &self.shards,
             settings: &self.settings,
             sessions: &mut self.sessions,
+            producer_ids: &mut self.producer_ids,
             random: &mut random,
         })
     }
