@@ -199,7 +199,7 @@ fn concurrent_producers_keep_each_send_order() {
 fn the_last_five_are_remembered_and_no_more() {
     let mut leader = Leader::new();
     for n in 0..6 {
-        assert_eq!(leader.ok(1, 0, n, 1), n.into());
+        assert_eq!(leader.ok(1, 0, n, 1), i64::from(n));
     }
     assert!(is_45(leader.send(1, 0, 0, 1)));
     for n in 1..6 {
