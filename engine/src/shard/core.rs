@@ -842,6 +842,9 @@ impl Core {
                 let epoch = if start < partition.high_watermark() { partition.epoch_of(start) } else { current };
                 return out.answers.push((ticket, Answer::Found(Ok(at(start, epoch)))));
             }
+            OffsetQuery::MaxTimestamp | OffsetQuery::AtOrAfter(_) if partition.missing().is_some() => {
+                return out.answers.push((ticket, Answer::Found(Err(Refusal::Storage))));
+            }
             OffsetQuery::LatestTiered => return out.answers.push((ticket, Answer::Found(Ok(NOT_FOUND)))),
             OffsetQuery::MaxTimestamp => (partition.find_max_timestamp(), TimeQuery::Max),
             OffsetQuery::AtOrAfter(time) => (partition.find_time(time), TimeQuery::AtOrAfter(time)),
