@@ -167,6 +167,37 @@ fn a_hole_below_a_snapshot_is_named() {
 }
 
 #[test]
+fn what_is_gone_below_a_snapshot_is_refused_until_it_is_trimmed() {
+    // A reader would skip over lost records and never know; or a core would not start after segments were given back.
+    let whole = filled(&[(10, NOW); 5]);
+    let mut bytes = Vec::new();
+    whole.snapshot(&mut bytes);
+    let mut restored = Partition::restore(PARTITION, &bytes).unwrap();
+    for n in 2..5 {
+        let base = Offset(n as i64 * 10);
+        let batch = head((-1, -1, -1), 10, NOW).record_head(ShardId(1), PARTITION, entry(n + 1), base, Index(0));
+        restored.recovered_data_only(&batch, place(n + 1));
+    }
+    assert_eq!((restored.missing(), restored.torn()), (Some((Offset(0), Offset(20))), None));
+    let next = head((-1, -1, -1), 10, NOW).record_head(ShardId(1), PARTITION, entry(6), Offset(50), Index(0));
+    restored.recovered(&next, place(6));
+    assert_eq!(restored.read_from(Offset(19)).err(), Some(Refusal::Storage));
+    assert_eq!(bases(&restored, 20), [20, 30, 40, 50]);
+    restored.trim(Offset(15)).unwrap();
+    assert_eq!(restored.read_from(Offset(15)).err(), Some(Refusal::Storage));
+    restored.trim(Offset(25)).unwrap();
+    assert_eq!((restored.missing(), bases(&restored, 25)), (None, vec![20, 30, 40, 50]));
+
+    // All of it is gone.
+    let mut restored = Partition::restore(PARTITION, &bytes).unwrap();
+    assert_eq!((restored.missing(), restored.torn()), (Some((Offset(0), Offset(50))), None));
+    assert_eq!(restored.read_from(Offset(49)).err(), Some(Refusal::Storage));
+    assert_eq!(restored.read_from(Offset(50)).unwrap().count(), 0);
+    restored.trim(Offset(50)).unwrap();
+    assert_eq!(restored.missing(), None);
+}
+
+#[test]
 fn a_segment_of_deleted_batches_only_is_not_held_after_a_restart() {
     // The disk would fill with what nobody may read.
     let mut whole = filled(&[(10, NOW); 20]);

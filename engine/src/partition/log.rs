@@ -26,14 +26,15 @@ impl Entry {
 /// the log start, never end there; the last ends at `end`.
 ///
 /// While a partition is loaded behind a snapshot, the batches below the snapshot come after it: until then the index
-/// ends below `end`, and may have a hole ([`Self::missing`]).
+/// ends below `end`. What the snapshot has and is in no segment any more leaves a gap at the log start, until the trim or
+/// the deletion that gave the segments back comes ([`Self::missing`]).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     start: Offset,
     end: Offset,
     batches: VecDeque<Entry>,
     times: TimeIndex,
-    /// The first offsets that lie between two batches told of, or below all of them.
+    /// The first offsets that lie between two batches told of.
     hole: Option<(Offset, Offset)>,
 }
 
@@ -56,7 +57,7 @@ impl Log {
     pub fn push(&mut self, entry: Entry) {
         let base = entry.base_offset;
         assert_eq!(base, self.end, "offsets are contiguous: the batch at {base} does not begin at the log's end");
-        assert_eq!(self.missing(), None, "the batch at {base} comes before those below it");
+        assert_eq!(self.torn(), None, "the batch at {base} comes before those below it");
         self.end = entry.end();
         self.index(entry);
     }
@@ -68,12 +69,11 @@ impl Log {
         if end <= self.start {
             return;
         }
-        let known = self.known_end();
-        if let Some(last) = self.batches.back() {
-            assert!(base >= last.end(), "the batch at {base} overlaps the one that ends at {known}");
-        }
-        if base > known {
-            self.hole.get_or_insert((known, base));
+        if let Some(known) = self.batches.back().map(Entry::end) {
+            assert!(base >= known, "the batch at {base} overlaps the one that ends at {known}");
+            if base > known {
+                self.hole.get_or_insert((known, base));
+            }
         }
         self.index(entry);
     }
@@ -87,14 +87,17 @@ impl Log {
         self.times.push(entry.max_timestamp);
     }
 
-    /// The offsets that no batch was told for: not empty only while the log is loaded, or when data is lost.
+    /// The first offsets from the log start on that no batch was told for.
     pub fn missing(&self) -> Option<(Offset, Offset)> {
-        let known = self.known_end();
-        self.hole.or((known != self.end).then_some((known, self.end)))
+        let known_from = self.batches.front().map_or(self.end, |first| first.base_offset);
+        (known_from > self.start).then_some((self.start, known_from)).or(self.torn())
     }
 
-    fn known_end(&self) -> Offset {
-        self.batches.back().map_or(self.start, Entry::end)
+    /// The first offsets behind a batch that is there, for which none was told. Segments are given back oldest first: that
+    /// leaves no such gap.
+    pub fn torn(&self) -> Option<(Offset, Offset)> {
+        let known_end = self.batches.back().map_or(self.end, Entry::end);
+        self.hole.or((known_end != self.end).then_some((known_end, self.end)))
     }
 
     /// Batches from the one that holds `offset` on.
@@ -122,6 +125,7 @@ impl Log {
             return;
         }
         self.start = offset;
+        self.hole = self.hole.filter(|hole| hole.0 > offset);
         let below = self.position(offset);
         self.batches.drain(..below);
         self.times.drop_front(below as u64);

@@ -190,10 +190,17 @@ impl Partition {
         }
     }
 
-    /// The first offsets between log start and high watermark that no batch was told for. Ask when the batches below
-    /// the snapshot were told, before the first behind it: anything but None is lost data.
+    /// The first offsets between log start and high watermark that no batch was told for. After a recovery, when every
+    /// trim is applied, and if the partition still exists: lost data.
     pub fn missing(&self) -> Option<(Offset, Offset)> {
         self.log.missing()
+    }
+
+    /// The same behind the first batch that is there. Ask when the batches below the snapshot were told, before the first
+    /// behind it: anything but None is lost data. Below the first batch, the segments may have been given back after a trim
+    /// or a deletion that is newer than the snapshot.
+    pub fn torn(&self) -> Option<(Offset, Offset)> {
+        self.log.torn()
     }
 
     /// Leadership is lost: what was proposed may commit or not, under another leader. Its offsets are free, and retries
@@ -223,9 +230,12 @@ impl Partition {
         self.pending.back().map_or(self.log.end(), |last| last.batch.end())
     }
 
-    /// Visible batches from the one that holds `offset` on; none at the high watermark.
+    /// Visible batches from the one that holds `offset` on; none at the high watermark. What is missing is refused.
     pub fn read_from(&self, offset: Offset) -> Result<impl Iterator<Item = BatchRef> + '_, Refusal> {
         self.check_offset(offset)?;
+        if self.missing().is_some_and(|(_, behind)| offset < behind) {
+            return Err(Refusal::Storage);
+        }
         Ok(self.log.from(offset).map(|entry| self.batch_ref(entry)))
     }
 

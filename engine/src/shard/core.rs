@@ -342,6 +342,8 @@ impl Core {
         }
         self.append_snapshots();
         self.readies(now, out);
+        // a ready that had to wait for room may be about records that are on the media by now
+        self.durable(now, self.wal.durable(), out);
         self.wal.turn_end(now, &mut self.wal_out);
         self.settle(now, out);
         self.reads.submit(&self.wal, &mut out.disk);
@@ -530,27 +532,33 @@ impl Core {
             shard.dirty = false;
             let mut ready = std::mem::take(&mut self.ready);
             shard.replica.ready(&mut ready);
-            if let Some(hard_state) = ready.hard_state {
-                let (head, body) = hard_state.record(id);
-                let (lsn, _) = self.wal.append(head, &[&body], None);
-                shard.last_lsn = lsn;
-            }
-            for entry in &ready.entries {
-                if entry.about.kind == RecordKind::Noop {
-                    let head = entry_head(RecordKind::Noop, id, entry.id, shard.replica.commit());
-                    let (lsn, _) = self.wal.append(head, &[], None);
-                    shard.last_lsn = lsn;
-                    shard.proposals.insert(entry.id.index, Proposal::Noop);
-                } else {
-                    assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
-                }
-            }
-            assert!(ready.messages.is_empty(), "one voter sends no messages");
-            if ready.number != 0 {
-                self.unpersisted.push_back((shard.last_lsn, id, ready.number));
-            }
+            self.log(id, &ready);
             self.react(now, id, &mut ready, out);
             self.ready = ready;
+        }
+    }
+
+    /// Puts what a ready wants on the media into the open group, and remembers whom to tell when it is there.
+    fn log(&mut self, id: ShardId, ready: &ReadyOut) {
+        let shard = self.shards.get_mut(&id).expect("a shard of this core");
+        if let Some(hard_state) = ready.hard_state {
+            let (head, body) = hard_state.record(id);
+            let (lsn, _) = self.wal.append(head, &[&body], None);
+            shard.last_lsn = lsn;
+        }
+        for entry in &ready.entries {
+            if entry.about.kind == RecordKind::Noop {
+                let head = entry_head(RecordKind::Noop, id, entry.id, shard.replica.commit());
+                let (lsn, _) = self.wal.append(head, &[], None);
+                shard.last_lsn = lsn;
+                shard.proposals.insert(entry.id.index, Proposal::Noop);
+            } else {
+                assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
+            }
+        }
+        assert!(ready.messages.is_empty(), "one voter sends no messages");
+        if ready.number != 0 {
+            self.unpersisted.push_back((shard.last_lsn, id, ready.number));
         }
     }
 
@@ -692,6 +700,8 @@ impl Core {
             let shard = self.shards.get_mut(&id).expect("a shard of this core");
             shard.replica.persisted(number, &mut ready);
             shard.dirty = true;
+            // what was proposed since the last ready comes with it
+            self.log(id, &ready);
             self.react(now, id, &mut ready, out);
             self.ready = ready;
         }
@@ -831,6 +841,9 @@ impl Core {
                 let start = partition.log_start();
                 let epoch = if start < partition.high_watermark() { partition.epoch_of(start) } else { current };
                 return out.answers.push((ticket, Answer::Found(Ok(at(start, epoch)))));
+            }
+            OffsetQuery::MaxTimestamp | OffsetQuery::AtOrAfter(_) if partition.missing().is_some() => {
+                return out.answers.push((ticket, Answer::Found(Err(Refusal::Storage))));
             }
             OffsetQuery::LatestTiered => return out.answers.push((ticket, Answer::Found(Ok(NOT_FOUND)))),
             OffsetQuery::MaxTimestamp => (partition.find_max_timestamp(), TimeQuery::Max),

@@ -229,7 +229,7 @@ impl ShardScan {
                     partition.recovered_data_only(&entry.head, entry.at);
                 }
             }
-            if let Some((id, (from, to))) = self.partitions.iter().find_map(|(id, p)| Some((id, p.missing()?))) {
+            if let Some((id, (from, to))) = self.partitions.iter().find_map(|(id, p)| Some((id, p.torn()?))) {
                 return Err(format!("partition {id}: offsets {from} to {to} are in no segment"));
             }
             self.applied = whole.index;

@@ -1,0 +1,368 @@
+//! The pump of one core (`shard::core::Core`) in the simulator: the same code as in production, over a disk that loses
+//! power, fills up, fails and rots. A seed that fails is printed; `CAMUS_TEST_SEED=<seed>` runs it alone.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod partition_kit;
+mod shard_kit;
+
+use bytes::Bytes;
+use camus_engine::shard::api::{Answer, Ask, OffsetQuery, Refusal, Route};
+use camus_engine::types::{LeaderEpoch, Offset};
+use partition_kit::{Batch, Rec};
+use shard_kit::{Bench, Seed, Shape, Stored, rest_of, seeds};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The simulator's wall clock begins here.
+const NOW: i64 = 1_800_000_000_000;
+
+/// A batch that no other is like: `tag` is in its records. `producer`: id, epoch, first sequence.
+fn batch(tag: u64, count: usize, value_bytes: usize, producer: (i64, i16, i32)) -> Bytes {
+    let record = |n: usize| {
+        let mut value = tag.to_le_bytes().to_vec();
+        value.resize(value_bytes.max(8), n as u8);
+        Rec { value: Some(value), timestamp: NOW + tag as i64, ..Rec::default() }
+    };
+    let mut batch = Batch::of((0..count).map(record).collect());
+    batch.producer = producer;
+    batch.bytes()
+}
+
+fn plain(tag: u64, count: usize, value_bytes: usize) -> Bytes {
+    batch(tag, count, value_bytes, (-1, -1, -1))
+}
+
+fn rests(stored: &[Stored]) -> Vec<Bytes> {
+    stored.iter().map(|s| s.rest.clone()).collect()
+}
+
+// ------------------------------------------------------------------------------------------------- no faults
+
+/// Lost if it fails: everything. What is acknowledged is read back at its offset, and cut off where it is cut off.
+#[test]
+fn what_is_produced_is_read_found_and_trimmed() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape::default());
+        let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+        let batches: Vec<_> = (0..30).map(|n| plain(n, 1 + n as usize % 3, 100)).collect();
+        let mut next = 0;
+        for (n, sent) in batches.iter().enumerate() {
+            let produced = bench.produce(p, sent).unwrap();
+            assert_eq!((produced.base_offset, produced.log_start), (Offset(next), Offset(0)));
+            next += 1 + n as i64 % 3;
+        }
+        let stored = bench.read_all(p);
+        assert_eq!(rests(&stored), batches.iter().map(rest_of).collect::<Vec<_>>());
+        assert!(stored.iter().all(|s| s.epoch == 1));
+        assert!(bench.read_all(q).is_empty(), "another partition has none of it");
+        assert_eq!(bench.find(p, OffsetQuery::Latest).offset, Offset(next));
+        // batch 7 begins behind 1+2+3+1+2+3+1 records
+        let found = bench.find(p, OffsetQuery::AtOrAfter(camus_engine::types::WallMs(NOW + 7)));
+        assert_eq!((found.offset, found.timestamp.0, found.epoch), (Offset(13), NOW + 7, LeaderEpoch(1)));
+        assert_eq!(bench.find(p, OffsetQuery::MaxTimestamp).timestamp.0, NOW + 29);
+
+        assert_eq!(bench.trim(p, Some(14)), Ok(Offset(14)));
+        assert_eq!(bench.trim(p, Some(3)), Ok(Offset(14)), "a log start never goes back");
+        let out_of_range = Refusal::OffsetOutOfRange { high_watermark: Offset(next), log_start: Offset(14) };
+        assert_eq!(bench.trim(p, Some(next + 1)), Err(out_of_range.clone()));
+        assert_eq!(bench.read(p, 13, 1000).unwrap_err(), out_of_range);
+        assert_eq!(bench.read_all(p)[0].base, 13, "the batch that straddles the log start stays whole");
+        let unknown = Route { partition: camus_engine::types::PartitionId(99), ..p };
+        assert_eq!(bench.produce(unknown, &batches[0]), Err(Refusal::UnknownPartition));
+        bench.delete(p);
+        assert_eq!(bench.produce(p, &batches[0]), Err(Refusal::UnknownPartition));
+        assert_eq!(bench.read(p, 14, 1000).unwrap_err(), Refusal::UnknownPartition);
+        assert_eq!(bench.produce(q, &batches[0]).unwrap().base_offset, Offset(0));
+    }
+}
+
+/// Lost if it fails: a consumer that waits for ever, or one that is told of the same batch again and again.
+#[test]
+fn a_watch_fires_once() {
+    let mut bench = Bench::new(1, Shape::default());
+    let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+    let watch = |bench: &mut Bench, from| {
+        let request = bench.ask(Ask::Read {
+            from,
+            offset: Offset(0),
+            bytes_max: 0,
+            at_least_one: false,
+            epoch: None,
+            watch: true,
+        });
+        bench.wait(request);
+        request
+    };
+    let (first, other) = (watch(&mut bench, p), watch(&mut bench, q));
+    assert_eq!(bench.moved(first), 0);
+    bench.produce(p, &plain(1, 1, 10)).unwrap();
+    assert_eq!((bench.moved(first), bench.moved(other)), (1, 0));
+    bench.produce(p, &plain(2, 1, 10)).unwrap();
+    assert_eq!(bench.moved(first), 1, "a watch is for one time");
+    let again = watch(&mut bench, p);
+    bench.ask(Ask::Unwatch { request: again });
+    bench.produce(p, &plain(3, 1, 10)).unwrap();
+    assert_eq!(bench.moved(again), 0, "who has left is not called");
+    let trimmed = watch(&mut bench, p);
+    bench.trim(p, Some(1)).unwrap();
+    assert_eq!(bench.moved(trimmed), 1);
+    bench.delete(q);
+    assert_eq!(bench.moved(other), 1, "who waits for a partition that is deleted is told");
+}
+
+/// Lost if it fails: the answer to whatever was asked while the log waited for its next segment.
+#[test]
+fn what_is_asked_while_a_segment_is_awaited_is_answered() {
+    for seed in seeds(0..40) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { segment_bytes: 64 * 1024, segments_max: 64, ..Shape::default() });
+        let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+        bench.produce(q, &plain(1, 10, 10)).unwrap();
+        bench.disk().slow_down(Duration::from_millis(20));
+        let mut requests = Vec::new();
+        for n in 0..80 {
+            let value_bytes = bench.world.rng().between(8, 12_000) as usize;
+            requests.push(bench.send(p, &plain(2 + n, 1, value_bytes)));
+            if n % 8 == 0 {
+                requests.push(bench.ask(Ask::Trim { to: q, offset: Some(Offset(n as i64 / 8)) }));
+            }
+            if bench.world.rng().chance(30) {
+                bench.run_ms(2);
+            }
+        }
+        for request in requests {
+            match bench.wait(request) {
+                Answer::Produced(produced) => assert!(produced.is_ok(), "{produced:?}"),
+                Answer::Trimmed(trimmed) => assert!(trimmed.is_ok() || trimmed == Err(Refusal::Busy), "{trimmed:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(bench.read_all(p).len(), 80);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------- crashes
+
+/// A batch that was sent.
+struct Sent {
+    bytes: Bytes,
+    to: usize,
+    count: i32,
+    /// Index of its producer, and its first sequence.
+    by: Option<(usize, i32)>,
+    request: Option<u64>,
+    acked: Option<i64>,
+}
+
+/// An idempotent producer of one partition, as a client is one: at most five in flight, retries in order.
+struct Idempotent {
+    id: i64,
+    to: usize,
+    next_sequence: i32,
+    /// Into `Crowd::sent`, in order of their sequences.
+    batches: Vec<usize>,
+}
+
+impl Idempotent {
+    fn unacked(&self, sent: &[Sent]) -> Vec<usize> {
+        self.batches.iter().copied().filter(|n| sent[*n].acked.is_none()).collect()
+    }
+}
+
+/// Producers, and everything that they ever sent.
+struct Crowd {
+    routes: Vec<Route>,
+    producers: Vec<Idempotent>,
+    sent: Vec<Sent>,
+    log_starts: Vec<i64>,
+}
+
+impl Crowd {
+    fn new(bench: &mut Bench, partitions: u64) -> Crowd {
+        let routes = (0..partitions).map(|n| bench.add(1 + n as u32 % 2, 10 + n)).collect();
+        let producer = |n: u64| Idempotent {
+            id: 100 + n as i64,
+            to: (n % partitions) as usize,
+            next_sequence: 0,
+            batches: vec![],
+        };
+        let producers = (0..2 * partitions).map(producer).collect();
+        Crowd { routes, producers, sent: vec![], log_starts: vec![0; partitions as usize] }
+    }
+
+    fn send(&mut self, bench: &mut Bench, by: Option<usize>, to: usize) {
+        let count = bench.world.rng().between(1, 5) as i32;
+        let value_bytes = if bench.world.rng().chance(10) { 9_000 } else { bench.world.rng().between(8, 600) };
+        let tag = self.sent.len() as u64;
+        let (by, producer) = match by {
+            Some(n) => {
+                let producer = &mut self.producers[n];
+                let sequence = producer.next_sequence;
+                producer.next_sequence += count;
+                producer.batches.push(self.sent.len());
+                (Some((n, sequence)), (producer.id, 0, sequence))
+            }
+            None => (None, (-1, -1, -1)),
+        };
+        let bytes = batch(tag, count as usize, value_bytes as usize, producer);
+        let request = Some(bench.send(self.routes[to], &bytes));
+        self.sent.push(Sent { bytes, to, count, by, request, acked: None });
+    }
+
+    /// Takes in what was answered.
+    fn hear(&mut self, bench: &Bench) {
+        for sent in self.sent.iter_mut().filter(|sent| sent.request.is_some()) {
+            match bench.answer(sent.request.unwrap()) {
+                Some(Answer::Produced(Ok(produced))) => {
+                    let base = produced.base_offset.0;
+                    assert!(sent.acked.is_none_or(|before| before == base), "a retry was answered with another offset");
+                    sent.acked = Some(base);
+                    sent.request = None;
+                }
+                Some(Answer::Produced(Err(refusal))) => panic!("refused: {refusal}"),
+                Some(other) => panic!("{other:?}"),
+                None => {}
+            }
+        }
+    }
+
+    /// Sends something, by somebody who may.
+    fn work(&mut self, bench: &mut Bench) {
+        self.hear(bench);
+        match bench.world.rng().between(0, 9) {
+            0..=1 => {
+                let to = bench.world.rng().between(0, self.routes.len() as u64 - 1) as usize;
+                self.send(bench, None, to);
+            }
+            2..=8 => {
+                let n = bench.world.rng().between(0, self.producers.len() as u64 - 1) as usize;
+                if self.producers[n].unacked(&self.sent).len() < 5 {
+                    let to = self.producers[n].to;
+                    self.send(bench, Some(n), to);
+                }
+            }
+            _ => {
+                // a client that has lost patience sends again what is in flight
+                let n = bench.world.rng().between(0, self.producers.len() as u64 - 1) as usize;
+                for again in self.producers[n].unacked(&self.sent) {
+                    self.sent[again].request =
+                        Some(bench.send(self.routes[self.sent[again].to], &self.sent[again].bytes));
+                }
+            }
+        }
+    }
+
+    /// Every answer was lost with the crash: what is not acknowledged is sent again in order, and some of what is.
+    fn retry_all(&mut self, bench: &mut Bench) {
+        for sent in &mut self.sent {
+            sent.request = None;
+        }
+        for n in 0..self.producers.len() {
+            let acked: Vec<usize> =
+                self.producers[n].batches.iter().copied().filter(|n| self.sent[*n].acked.is_some()).collect();
+            let unacked = self.producers[n].unacked(&self.sent);
+            // the window is five batches: what of it the unacknowledged ones leave
+            let remembered = acked.iter().rev().take(5 - unacked.len());
+            let again: Vec<usize> = remembered.rev().chain(&unacked).copied().collect();
+            for again in again {
+                let sent = &mut self.sent[again];
+                sent.request = Some(bench.send(self.routes[sent.to], &sent.bytes));
+            }
+        }
+        let asked: Vec<u64> = self.sent.iter().filter_map(|sent| sent.request).collect();
+        for request in asked {
+            bench.wait(request);
+        }
+        self.hear(bench);
+        assert!(self.producers.iter().all(|producer| producer.unacked(&self.sent).is_empty()));
+    }
+
+    fn trim(&mut self, bench: &mut Bench, to: usize) {
+        let end = bench.find(self.routes[to], OffsetQuery::Latest).offset.0;
+        let at = bench.world.rng().between(self.log_starts[to] as u64, end as u64) as i64;
+        let trimmed = bench.trim(self.routes[to], Some(at)).unwrap();
+        assert_eq!(trimmed, Offset(at));
+        self.log_starts[to] = at;
+    }
+
+    /// Everything that the promises say of what can be read now.
+    fn check(&mut self, bench: &mut Bench) {
+        for to in 0..self.routes.len() {
+            let start = bench.find(self.routes[to], OffsetQuery::Earliest).offset.0;
+            assert!(start >= self.log_starts[to], "the log start went back to {start} from {}", self.log_starts[to]);
+            self.log_starts[to] = start;
+            let stored = bench.read_all(self.routes[to]);
+            for pair in stored.windows(2) {
+                assert_eq!(pair[0].end(), pair[1].base, "offsets are contiguous");
+                assert!(pair[0].epoch <= pair[1].epoch, "the leader epoch never goes back");
+            }
+            let by_content: BTreeMap<Bytes, usize> =
+                self.sent.iter().enumerate().map(|(n, sent)| (rest_of(&sent.bytes), n)).collect();
+            let mut seen: BTreeMap<usize, i64> = BTreeMap::new();
+            let mut sequences: BTreeMap<usize, i32> = BTreeMap::new();
+            for batch in &stored {
+                let n = *by_content.get(&batch.rest).expect("nobody sent this");
+                let sent = &self.sent[n];
+                assert_eq!((sent.to, i64::from(sent.count)), (to, batch.count));
+                assert!(seen.insert(n, batch.base).is_none(), "batch {n} is in the log twice");
+                if let Some((by, sequence)) = sent.by {
+                    let before = sequences.insert(by, sequence + sent.count);
+                    assert!(before.is_none_or(|before| before == sequence), "producer {by}: {before:?}, {sequence}");
+                }
+            }
+            for (n, sent) in self.sent.iter().enumerate().filter(|(_, sent)| sent.to == to) {
+                let Some(base) = sent.acked else { continue };
+                if base + i64::from(sent.count) > start {
+                    assert_eq!(seen.get(&n), Some(&base), "batch {n} was acknowledged and is not there");
+                }
+            }
+        }
+    }
+}
+
+/// Lost if it fails: promises 1 to 4. The core is killed at any moment, with any of its unfinished sectors written;
+/// what was acknowledged is there once, in order, and a retry is answered with its offset.
+#[test]
+fn acknowledged_batches_survive_any_crash_once_and_in_order() {
+    let mut acked = 0;
+    for seed in seeds(0..60) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { segment_bytes: 256 * 1024, segments_max: 64, ..Shape::default() });
+        let mut crowd = Crowd::new(&mut bench, 3);
+        let mut terms: Vec<_> = (0..3).map(|shard| bench.term(shard).unwrap()).collect();
+        for life in 0..4 {
+            for _ in 0..bench.world.rng().between(5, 60) {
+                crowd.work(&mut bench);
+                if bench.world.rng().chance(70) {
+                    let us = bench.world.rng().between(0, 400);
+                    bench.world.run_for(Duration::from_micros(us));
+                }
+                if life > 0 && bench.world.rng().chance(2) {
+                    let to = bench.world.rng().between(0, 2) as usize;
+                    crowd.trim(&mut bench, to);
+                }
+            }
+            crowd.hear(&bench);
+            bench.crash_somehow();
+            if bench.world.rng().chance(30) {
+                // it dies again before it serves
+                bench.try_start().unwrap();
+                let us = bench.world.rng().between(0, 30_000);
+                bench.world.run_for(Duration::from_micros(us));
+                bench.crash_somehow();
+            }
+            bench.start();
+            for (shard, term) in terms.iter_mut().enumerate() {
+                let now = bench.term(shard as u32).unwrap();
+                assert!(now > *term, "shard {shard} leads in {now} after {term}");
+                *term = now;
+            }
+            crowd.check(&mut bench);
+            crowd.retry_all(&mut bench);
+            crowd.check(&mut bench);
+        }
+        acked += crowd.sent.iter().filter(|sent| sent.acked.is_some()).count();
+    }
+    assert!(acked > 1_000 || seeds(0..60).end - seeds(0..60).start == 1, "{acked} batches say little");
+}
