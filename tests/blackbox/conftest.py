@@ -56,7 +56,7 @@ def serve(request, tmp_path, io):
         if FOREIGN:
             return Foreign()
         options.setdefault("io", io)
-        broker = Camus(options.pop("data_dir", tmp_path / name), **options)
+        broker = Camus(options.pop("data_dir", tmp_path / name), logs=tmp_path, **options)
         made.append(broker)
         return broker.start() if start else broker
     yield make

@@ -41,14 +41,15 @@ def fresh(name="t"):
 class Camus:
     """One broker on one data directory. `start` may be called again after `kill_9` and `stop`: same data, same port."""
 
-    def __init__(self, data_dir, cores=1, io=None, settings=None, env=None, args=()):
+    def __init__(self, data_dir, cores=1, io=None, settings=None, env=None, args=(), logs=None):
         self.data_dir, self.cores = Path(data_dir), cores
         self.io = io or os.environ.get("CAMUS_TEST_IO", "uring")
         # The smallest segments: a start pre-writes little, and a test crosses several of them.
         self.settings = {"camus.wal.segment.bytes": 32 * MIB, **(settings or {})}
         self.env, self.args = env or {}, args
+        self.out = self.err = None
         self.process, self.address, self.http, self.cluster = None, "127.0.0.1:0", "127.0.0.1:0", None
-        self.logs, self.runs = self.data_dir.parent / f"{self.data_dir.name}-logs", 0
+        self.logs, self.runs = Path(logs or self.data_dir.parent) / f"{self.data_dir.name}-logs", 0
 
     def command(self):
         command = [binary(), "serve", "--data-dir", self.data_dir, "--listen", self.address, "--http", self.http,
@@ -92,7 +93,8 @@ class Camus:
 
     def said(self):
         """The end of what the latest run printed."""
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}" for path in (self.out, self.err))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
+                         for path in (self.out, self.err) if path and path.exists())
 
     @property
     def pid(self):
@@ -230,7 +232,7 @@ class Client:
                 out += [r for r in batch.records() if r.offset >= at]
                 at = max(at, batch.next_offset)
         assert [r.offset for r in out] == list(range(start, at)), "offsets are not contiguous"
-        return out
+        return [r for r in out if r.offset < end]
 
     def values(self, topic, partition=0, **options):
         return [r.value for r in self.read(topic, partition, **options)]
