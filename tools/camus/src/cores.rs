@@ -186,8 +186,8 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
     }
 }
 
-/// How long the port of a broker that was just killed may stay taken: its ring is taken down after it is gone, and with it
-/// its listeners.
+/// How long the port of a broker that was just killed may stay taken: its ring is taken down after it is gone, and with
+/// it its listeners.
 const PORT_FREE_AFTER: Duration = Duration::from_secs(5);
 
 /// Binds each address without listening: what port 0 became is known, and the port is ours, before a core starts.
