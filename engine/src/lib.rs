@@ -3,6 +3,7 @@
 //! The rooms, from the machine upwards: `rt` (the loop of one core and the lanes between cores), `io` (the disk),
 //! `wal` (what survives a crash), `replica` (Raft), `partition` (offsets and producers), `shard` (the pump that drives
 //! all of these on one core). Decisions are pure: a room takes inputs and returns what is to happen as data.
+pub mod crc;
 pub mod io;
 pub mod limits;
 pub mod partition;

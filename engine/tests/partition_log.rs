@@ -369,7 +369,8 @@ proptest! {
             prop_assert_eq!(partition.first_segment(), all.first().map(|b| place(b.3).segment));
         }
         for offset in start - 2..end + 3 {
-            let got = partition.read_from(Offset(offset)).map(|i| i.map(|b| (b.base_offset.0, b.at)).collect::<Vec<_>>());
+            let got = partition.read_from(Offset(offset));
+            let got = got.map(|i| i.map(|b| (b.base_offset.0, b.at)).collect::<Vec<_>>());
             if (start..=end).contains(&offset) {
                 let want: Vec<_> =
                     all.iter().filter(|b| b.0 + i64::from(b.1) > offset).map(|b| (b.0, place(b.3))).collect();

@@ -23,7 +23,9 @@ fn image() -> &'static Arc<Image> {
             name: name.to_owned(),
             id: Uuid::from_u128(id),
             replication_factor: 1,
-            partitions: (0..3).map(|p| Placement { partition: id as u64 * 1000 + p, shard: 1 + (p % 2) as u32 }).collect(),
+            partitions: (0..3)
+                .map(|p| Placement { partition: id as u64 * 1000 + p, shard: 1 + (p % 2) as u32 })
+                .collect(),
             configs: BTreeMap::new(),
             rules: BatchRules::default(),
         };

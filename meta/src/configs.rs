@@ -945,7 +945,8 @@ mod tests {
             let configs = set(&[(name, &value)]);
             if check(&configs).is_ok() {
                 rules(&configs, 1);
-                prop_assert_eq!(&describe(&configs, &[]).into_iter().find(|d| d.name == name).unwrap().value, &Some(value));
+                let described = describe(&configs, &[]).into_iter().find(|d| d.name == name).unwrap();
+                prop_assert_eq!(described.value, Some(value));
             }
         }
     }

@@ -410,7 +410,10 @@ mod tests {
         /// the order of the requests, whole; the rule of who may run holds; and what is held is bounded.
         #[test]
         fn order_and_bounds_hold_for_any_schedule(
-            kinds in proptest::collection::vec((prop_oneof![3 => Just(0_i16), 1 => Just(18), 1 => Just(1)], 0_usize..9000), 1..250),
+            kinds in proptest::collection::vec(
+                (prop_oneof![3 => Just(0_i16), 1 => Just(18), 1 => Just(1)], 0_usize..9000),
+                1..250,
+            ),
             steps in proptest::collection::vec((0_u8..4, any::<u16>()), 20..100),
         ) {
             let mut wire = vec![];
@@ -439,7 +442,9 @@ mod tests {
                     2 if !running.is_empty() => {
                         let (no, _, id) = running.swap_remove(n % running.len());
                         let body = Bytes::from(id.to_be_bytes().to_vec());
-                        c.finished(NOW, no, if id % 5 == 4 { Finished::Silent } else { Finished::Reply(Reply::one(body)) });
+                        let silent = id % 5 == 4;
+                        let what = if silent { Finished::Silent } else { Finished::Reply(Reply::one(body)) };
+                        c.finished(NOW, no, what);
                     }
                     3 => {
                         let mut parts = vec![];

@@ -257,7 +257,10 @@ mod tests {
 
         /// Headers are read before anyone is known: no bytes may panic.
         #[test]
-        fn any_bytes_are_a_header_or_a_fault(data: Vec<u8>, key in prop_oneof![Just(0_i16), Just(1), Just(18), any::<i16>()]) {
+        fn any_bytes_are_a_header_or_a_fault(
+            data: Vec<u8>,
+            key in prop_oneof![Just(0_i16), Just(1), Just(18), any::<i16>()],
+        ) {
             let mut frame = key.to_be_bytes().to_vec();
             frame.extend(data);
             let _ = split(&Bytes::from(frame));

@@ -41,6 +41,23 @@ pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<
     }
 }
 
+/// Says, for as long as the kernel holds anything of this opening, that the file is being written: a shared lock on its
+/// open file description. A write that a killed process left in its ring keeps the description, and so the lock.
+fn say_in_use(file: &File) -> io::Result<()> {
+    Ok(rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockShared)?)
+}
+
+/// Is a write by an earlier process still on its way to this file? Such a process may be gone already: the ring of one
+/// that was killed is taken down after it.
+pub(super) fn is_in_use(path: &Path) -> io::Result<bool> {
+    let file = File::open(path)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Open files by number, [`FILES_OPEN_MAX`] and those that operations in flight use.
 pub(super) struct OpenFiles {
     dir: PathBuf,
@@ -70,6 +87,7 @@ impl OpenFiles {
                 opened => break opened?,
             }
         };
+        say_in_use(&opened)?;
         let opened = Arc::new(opened);
         self.open.insert(file, (opened.clone(), self.uses));
         Ok(opened)
@@ -129,6 +147,20 @@ mod tests {
         assert!(files.close_oldest());
         assert!(!files.open.contains_key(&FileId(0)));
         assert_eq!(files.get(FileId(count)).expect_err("it does not exist").kind(), io::ErrorKind::NotFound);
+    }
+
+    /// Lost if it fails: a write that a killed process left behind lands in a log that its successor has read already.
+    #[test]
+    fn a_file_with_writes_on_the_way_is_known_to_be_in_use() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(name(FileId(1)));
+        File::create(&path).expect("a file");
+        let mut files = OpenFiles::new(dir.path().to_owned());
+        let in_flight = files.get(FileId(1)).expect("it exists");
+        drop(files);
+        assert!(is_in_use(&path).expect("a look"));
+        drop(in_flight);
+        assert!(!is_in_use(&path).expect("a look"));
     }
 
     /// Lost if it fails: recovery would take a half-made file for a segment, or miss one.

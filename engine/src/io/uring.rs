@@ -285,7 +285,7 @@ impl Registry {
                     let memlock_bytes = crate::rt::memlock_bytes();
                     tracing::warn!(
                         %error, memlock_bytes,
-                        "a WAL buffer can not be registered (RLIMIT_MEMLOCK too low?); going on without for this and others"
+                        "a WAL buffer can not be registered (RLIMIT_MEMLOCK too low?); going on with plain ones"
                     );
                 }
             }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The directory of one core's WAL files.
 #[derive(Debug)]
@@ -13,8 +14,9 @@ pub struct RealVolume {
 }
 
 impl RealVolume {
-    /// With `create`, for a broker that starts: makes the directory (its name durable) and removes what an earlier
-    /// process left unfinished. Without, for tools: changes nothing.
+    /// With `create`, for a broker that starts: makes the directory (its name durable), waits until no write of an
+    /// earlier process is on its way to it (at most [`LAST_WRITES_MAX`]), and removes what such a process left
+    /// unfinished. Without, for tools: changes nothing.
     pub fn open(dir: &Path, create: bool) -> io::Result<RealVolume> {
         if create {
             if !dir.try_exists()? {
@@ -31,6 +33,7 @@ impl RealVolume {
                     removed = true;
                 }
             }
+            wait_for_last_writes(dir)?;
             if removed {
                 background::flush_dir(dir)?;
             }
@@ -43,6 +46,33 @@ impl RealVolume {
     fn file(&self, file: FileId) -> io::Result<File> {
         File::open(self.dir.join(files::name(file)))
     }
+}
+
+/// How long a killed process's last writes may take. A disk that hangs longer is refused, not believed.
+const LAST_WRITES_MAX: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+fn wait_for_last_writes(dir: &Path) -> io::Result<()> {
+    let mut waited = Duration::ZERO;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_str().and_then(files::parse).is_none() {
+            continue;
+        }
+        while files::is_in_use(&entry.path())? {
+            if waited >= LAST_WRITES_MAX {
+                let path = entry.path();
+                return Err(io::Error::other(format!(
+                    "{} is still being written, by a process that may be gone: the disk hangs, or a broker runs",
+                    path.display()
+                )));
+            }
+            #[allow(clippy::disallowed_methods, reason = "before the loop runs, and nothing else can be done")]
+            std::thread::sleep(LOOK_EVERY);
+            waited += LOOK_EVERY;
+        }
+    }
+    Ok(())
 }
 
 impl Volume for RealVolume {

@@ -191,7 +191,7 @@ impl Checked {
         prefix.copy_from_slice(&self.bytes[..ATTRIBUTES_AT]);
         prefix[..LENGTH_AT].copy_from_slice(&base_offset.0.to_be_bytes());
         prefix[LEADER_EPOCH_AT..MAGIC_AT].copy_from_slice(&epoch.0.to_be_bytes());
-        let crc = crc32c::crc32c_combine(crc32c::crc32c(&prefix), self.head.crc, self.bytes.len() - ATTRIBUTES_AT);
+        let crc = crate::crc::combine(crc32c::crc32c(&prefix), self.head.crc, self.bytes.len() - ATTRIBUTES_AT);
         StoredPrefix { prefix, crc }
     }
 

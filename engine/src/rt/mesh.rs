@@ -5,9 +5,9 @@
 //!
 //! **No wake-up is lost.** A core that goes to sleep says so first (`wake.rs`), and:
 //! 1. *A message sent to a sleeping core.* `try_send` publishes the message (the lane's tail, Release); `flush`, later
-//!    on the same thread, does an atomic swap on the receiver's parking state. If the receiver announced its sleep before
-//!    that swap, the swap sees it and the eventfd is written: it wakes. If it announces after, its own swap finds
-//!    "notified", acquires what the sender did before, and takes one more turn, in which `next` sees the message.
+//!    on the same thread, does an atomic swap on the receiver's parking state. If the receiver announced its sleep
+//!    before that swap, the swap sees it and the eventfd is written: it wakes. If it announces after, its own swap
+//!    finds "notified", acquires what the sender did before, and takes one more turn, in which `next` sees the message.
 //! 2. *Room in a lane that refused.* The sender sets `starved`, passes a SeqCst fence and tries once more; the receiver
 //!    takes messages, passes a SeqCst fence (in `flush`) and looks at `starved`. Of two threads that each write, fence
 //!    and then read what the other wrote, at least one sees the other's: either the second try finds the room, or the

@@ -46,10 +46,15 @@ mod tests {
         /// Lost if it fails: a slow reader would get a response with a hole in it.
         #[test]
         fn whatever_the_kernel_takes_at_a_time_all_bytes_leave_once_and_in_order(
-            lens in proptest::collection::vec(0..200usize, 0..150), takes in proptest::collection::vec(1..5_000usize, 1..20),
+            lens in proptest::collection::vec(0..200usize, 0..150),
+            takes in proptest::collection::vec(1..5_000usize, 1..20),
         ) {
             let mut n = 0u32;
-            let part = |len: &usize| Bytes::from_iter((0..*len).map(|_| { n = n.wrapping_mul(31).wrapping_add(7); n as u8 }));
+            let mut byte = || {
+                n = n.wrapping_mul(31).wrapping_add(7);
+                n as u8
+            };
+            let part = |len: &usize| Bytes::from_iter((0..*len).map(|_| byte()));
             let parts: Vec<Bytes> = lens.iter().map(part).collect();
             let all: Vec<u8> = parts.concat();
             let (mut out, mut sent) = (Outgoing::new(parts), vec![]);

@@ -447,7 +447,8 @@ mod tests {
         fn names_are_judged_alike_here_and_in_the_metadata(name in "[a-zA-Z0-9._/ -]{0,6}|.{0,5}|[a-b.]{245,252}") {
             let id = Uuid::from_u128(1);
             let configs = Default::default();
-            let command = Command::CreateTopic { name: name.clone(), id, partitions: 1, replication_factor: 1, configs };
+            let named = name.clone();
+            let command = Command::CreateTopic { name: named, id, partitions: 1, replication_factor: 1, configs };
             let there = matches!(State::check(&Image::default(), &command), Err(Refused::InvalidName { .. }));
             proptest::prop_assert_eq!(name_fault(&name).is_some(), there);
         }

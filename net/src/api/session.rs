@@ -327,7 +327,9 @@ mod tests {
     proptest! {
         /// What is counted is what is there, whatever clients do.
         #[test]
-        fn the_books_are_right(steps in proptest::collection::vec((0_u8..4, 0_i32..8, 0_i32..6, 0_u64..100_000), 1..80)) {
+        fn the_books_are_right(
+            steps in proptest::collection::vec((0_u8..4, 0_i32..8, 0_i32..6, 0_u64..100_000), 1..80),
+        ) {
             let mut s = Sessions::default();
             let (mut random, mut ids, mut now) = (counter(), vec![], 0);
             for (what, a, b, ms) in steps {

@@ -3,7 +3,7 @@
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings, Sources};
 use crate::shutdown::Shutdown;
-use crate::{cores, out, process, serve, topic, wal};
+use crate::{compatibility, cores, out, process, serve, topic, wal};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +44,9 @@ pub enum Command {
         #[arg(long, hide = true)]
         markdown: bool,
     },
+    /// Write docs/compatibility.md.
+    #[command(hide = true)]
+    Compatibility,
     /// Tell what an error code means.
     Explain {
         /// As printed in the error: CAM-0102.
@@ -145,6 +148,10 @@ pub fn run(cli: Cli) -> Result<(), UserError> {
             let found =
                 found.ok_or_else(|| errors::unknown_setting(&name, "command line", settings::nearest(&name)))?;
             out::line(settings::describe(found, false).trim_end());
+            Ok(())
+        }
+        Command::Compatibility => {
+            out::line(compatibility::page().trim_end());
             Ok(())
         }
         Command::Explain { code } => {

@@ -182,31 +182,42 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
         stopping: AtomicBool::new(false),
         drained: AtomicUsize::new(0),
         clients_bytes_max: plan.budgets.clients_bytes,
+        idle_max: Duration::from_millis(settings.connections_idle_ms_max),
         frame_bytes_max: limits::FRAME_BYTES_MAX.min(plan.budgets.clients_bytes / 2),
     }
 }
+
+/// How long the port of a broker that was just killed may stay taken: its ring is taken down after it is gone, and with
+/// it its listeners.
+const PORT_FREE_AFTER: Duration = Duration::from_secs(5);
 
 /// Binds each address without listening: what port 0 became is known, and the port is ours, before a core starts.
 fn reserve(listeners: &[SocketAddr]) -> Result<(Vec<Socket>, Vec<SocketAddr>), UserError> {
     let bind = |addr: SocketAddr| -> io::Result<(Socket, SocketAddr)> {
         let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
-        // Another broker's listener would share a port with SO_REUSEPORT and take half of our clients: without it
-        // first, so that a port in use is refused.
+        // Shared with our cores only after it is bound: another broker that listens there refuses it, instead of
+        // sharing its clients with us.
         socket.bind(&SockAddr::from(addr))?;
+        socket.set_reuse_port(true)?;
         let bound = socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("no internet address"))?;
-        drop(socket);
-        let shared = Socket::new(Domain::for_address(bound), Type::STREAM, Some(Protocol::TCP))?;
-        shared.set_reuse_address(true)?;
-        shared.set_reuse_port(true)?;
-        shared.bind(&SockAddr::from(bound))?;
-        Ok((shared, bound))
+        Ok((socket, bound))
     };
-    let bound: Result<Vec<(Socket, SocketAddr)>, UserError> = listeners
-        .iter()
-        .map(|addr| bind(*addr).map_err(|error| errors::listen("listeners", &addr.to_string(), &error)))
-        .collect();
-    Ok(bound?.into_iter().unzip())
+    let bind_soon = |addr: SocketAddr| {
+        let mut waited = Duration::ZERO;
+        loop {
+            match bind(addr) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && waited < PORT_FREE_AFTER => {
+                    #[allow(clippy::disallowed_methods)] // the main thread has nothing else to do
+                    std::thread::sleep(LOOK_EVERY);
+                    waited += LOOK_EVERY;
+                }
+                done => return done.map_err(|error| errors::listen("listeners", &addr.to_string(), &error)),
+            }
+        }
+    };
+    let bound: Vec<(Socket, SocketAddr)> = listeners.iter().map(|addr| bind_soon(*addr)).collect::<Result<_, _>>()?;
+    Ok(bound.into_iter().unzip())
 }
 
 /// All cores run under one shell: the one that the first came up under.
@@ -238,7 +249,7 @@ impl Make {
     /// Reads the WAL and puts the node together. On the core's thread.
     fn node(self, pool: ChunkPool, port: Port<Msg>) -> Result<Node, UserError> {
         let Make { core, broker, stats, said, .. } = self;
-        let volume = RealVolume::open(&self.dir, false)
+        let volume = RealVolume::open(&self.dir, true)
             .map_err(|error| errors::data_dir_io(&self.dir, "opening the write-ahead log", &error))?;
         let config = CoreConfig {
             core,

@@ -58,10 +58,13 @@ pub fn create(
     // The number of partitions is in the answer since version 5.
     let partitions = if version >= 5 { Some(result.num_partitions) } else { partitions };
     Ok(match partitions {
-        Some(1) => format!("made topic '{topic}' with 1 partition"),
-        Some(count) if count > 0 => format!("made topic '{topic}' with {count} partitions"),
+        Some(count) if count > 0 => format!("made topic '{topic}' with {}", partitions_of(count as usize)),
         _ => format!("made topic '{topic}'"),
     })
+}
+
+fn partitions_of(count: usize) -> String {
+    if count == 1 { "1 partition".to_owned() } else { format!("{count} partitions") }
 }
 
 pub fn list(bootstrap: &str) -> Result<String, UserError> {
@@ -93,9 +96,9 @@ pub fn describe(bootstrap: &str, topic: &str) -> Result<String, UserError> {
         &format!("camus topic list --bootstrap {bootstrap}"),
     )?;
     let mut text = format!(
-        "topic {topic}   id {}   {} partitions\n\n",
+        "topic {topic}   id {}   {}\n\n",
         crate::data_dir::cluster_id_of(found.topic_id.into_bytes()),
-        found.partitions.len()
+        partitions_of(found.partitions.len())
     );
     let first = offsets(&mut client, found, EARLIEST)?;
     let next = offsets(&mut client, found, LATEST)?;
