@@ -26,8 +26,8 @@ impl Entry {
 /// the log start, never end there; the last ends at `end`.
 ///
 /// While a partition is loaded behind a snapshot, the batches below the snapshot come after it: until then the index
-/// ends below `end`. What the snapshot has and is in no segment any more leaves a gap at the log start, until the trim or
-/// the deletion that gave the segments back comes ([`Self::missing`]).
+/// ends below `end`. What the snapshot has and is in no segment any more leaves a gap at the log start, until the trim
+/// or the deletion that gave the segments back comes ([`Self::missing`]).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Log {
     start: Offset,
@@ -93,8 +93,8 @@ impl Log {
         (known_from > self.start).then_some((self.start, known_from)).or(self.torn())
     }
 
-    /// The first offsets behind a batch that is there, for which none was told. Segments are given back oldest first: that
-    /// leaves no such gap.
+    /// The first offsets behind a batch that is there, for which none was told. Segments are given back oldest first:
+    /// that leaves no such gap.
     pub fn torn(&self) -> Option<(Offset, Offset)> {
         let known_end = self.batches.back().map_or(self.end, Entry::end);
         self.hole.or((known_end != self.end).then_some((known_end, self.end)))

@@ -196,9 +196,9 @@ impl Partition {
         self.log.missing()
     }
 
-    /// The same behind the first batch that is there. Ask when the batches below the snapshot were told, before the first
-    /// behind it: anything but None is lost data. Below the first batch, the segments may have been given back after a trim
-    /// or a deletion that is newer than the snapshot.
+    /// The same behind the first batch that is there. Ask when the batches below the snapshot were told, before the
+    /// first behind it: anything but None is lost data. Below the first batch, the segments may have been given back
+    /// after a trim or a deletion that is newer than the snapshot.
     pub fn torn(&self) -> Option<(Offset, Offset)> {
         self.log.torn()
     }
