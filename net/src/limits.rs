@@ -42,3 +42,5 @@ pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 pub const CLIENT_STUCK: std::time::Duration = std::time::Duration::from_secs(10);
 /// When batches wait this long for room in the WAL, clients that are stuck are closed: they may hold its buffers.
 pub const WAL_STARVED: std::time::Duration = std::time::Duration::from_secs(2);
+/// How often idle connections are looked for.
+pub const IDLE_CHECK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);

@@ -70,6 +70,8 @@ pub struct Broker {
     pub clients_bytes_max: usize,
     /// The largest request.
     pub frame_bytes_max: usize,
+    /// `connections.max.idle.ms`
+    pub idle_max: Duration,
 }
 
 /// One address that every core listens on.
@@ -162,6 +164,7 @@ pub struct Node {
     clients_bytes: usize,
     /// Over budget one connection goes on, so that there is an end to it: its slot.
     owner: Option<u32>,
+    next_idle_check: Mono,
     stop_by: Option<Mono>,
     drained: bool,
     /// The log says that all of it is on the media.
@@ -205,6 +208,7 @@ impl Node {
             held: Vec::new(),
             clients_bytes: 0,
             owner: None,
+            next_idle_check: Mono(0),
             stop_by: None,
             drained: false,
             marked: false,
@@ -774,6 +778,22 @@ impl Node {
         true
     }
 
+    /// Connections on which nothing happened for long, and nothing is owed, are closed.
+    fn close_idle(&mut self, rt: &mut dyn Rt) {
+        let now = rt.now();
+        if now < self.next_idle_check {
+            return;
+        }
+        self.next_idle_check = now + limits::IDLE_CHECK_EVERY;
+        let idle_max = self.broker.idle_max;
+        let is_idle = |c: &Client| c.conn.idle_since().is_some_and(|since| now.since(since) > idle_max);
+        let idle: Vec<u32> =
+            self.clients.iter().flatten().filter(|c| !c.closing && is_idle(c)).map(|c| c.id.slot).collect();
+        for slot in idle {
+            self.close(rt, slot, "it was idle for connections.max.idle.ms");
+        }
+    }
+
     /// Clients that neither send nor take anything for long are closed when memory runs short.
     fn shed(&mut self, rt: &mut dyn Rt) {
         let now = rt.now();
@@ -891,6 +911,7 @@ impl Driver for Node {
             self.report.has_space(has_space);
         }
         self.shed(rt);
+        self.close_idle(rt);
         self.empty_outboxes();
         self.port.flush();
         Counters::set(&self.stats.counters.memory_clients_bytes, self.clients_bytes as u64);

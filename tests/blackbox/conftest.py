@@ -59,6 +59,7 @@ def serve(request, tmp_path, io):
         broker = Camus(options.pop("data_dir", tmp_path / name), logs=tmp_path, **options)
         made.append(broker)
         return broker.start() if start else broker
+
     yield make
     for broker in made:
         died = broker.process is not None and broker.process.poll() is not None

@@ -1,4 +1,5 @@
 """SPEC promise 9: bad input gets a clear error, costs little, and harms nobody else."""
+
 import os
 import random
 import struct
@@ -15,6 +16,7 @@ HEADER = struct.Struct(">hhih")
 
 
 # frames
+
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 2**31 - 1, 0x47455420, 101 * MIB, 0, 1, 7])
 def test_a_frame_length_that_is_negative_too_small_or_over_the_limit_closes(client, length):
@@ -99,7 +101,7 @@ def test_a_request_cut_at_any_byte_closes_or_is_answered(client):
     for name, frame in frames_of(client).items():
         for cut in [*range(4, len(frame) - 1, 3), len(frame) - 2]:
             with client.connect(timeout=15) as conn:
-                body = frame[4:cut + 1]
+                body = frame[4 : cut + 1]
                 conn.send_raw(struct.pack(">i", len(body)) + body)
                 try:
                     conn.exactly(4)
@@ -117,7 +119,7 @@ def test_a_frame_that_stops_halfway_and_a_reset_cost_nothing(client):
     for _ in range(100):
         frame = chance.choice(frames)
         conn = client.connect()
-        conn.send_raw(frame[:chance.randrange(1, len(frame))])
+        conn.send_raw(frame[: chance.randrange(1, len(frame))])
         if chance.random() < 0.5:  # a reset instead of an orderly end
             conn.sock.setsockopt(1, 13, struct.pack("ii", 1, 0))
         conn.close()
@@ -129,7 +131,7 @@ def test_a_frame_byte_by_byte_is_a_frame(client):
     topic, conn = client.topic(), client.on()
     frame = conn.request(wire.PRODUCE, 9, produce_body(topic, rb.build([b"slow"])))
     for i in range(len(frame)):
-        conn.send_raw(frame[i:i + 1])
+        conn.send_raw(frame[i : i + 1])
     assert conn.receive_produce(conn.correlation).base_offset == 0
 
 
@@ -179,6 +181,7 @@ def test_a_flipped_byte_in_a_good_request_never_kills(client):
 
 # headers
 
+
 @pytest.mark.parametrize("key", [-1, 4, 54, 999, 32767])
 def test_an_unknown_api_closes(client, key):
     """Lost otherwise: a client that waits for ever for an answer nobody can write."""
@@ -221,12 +224,26 @@ def test_what_is_not_there_is_not_advertised(client):
     assert all(0 <= low <= high for low, high in ranges.values())
     assert ranges[wire.PRODUCE] == (0, 13)
     assert ranges[wire.FETCH][0] == 4
-    must = {wire.PRODUCE, wire.FETCH, wire.LIST_OFFSETS, wire.METADATA, wire.API_VERSIONS, wire.CREATE_TOPICS,
-            wire.DELETE_TOPICS, wire.INIT_PRODUCER_ID, 10, 23, 32, 37, 60}
+    must = {
+        wire.PRODUCE,
+        wire.FETCH,
+        wire.LIST_OFFSETS,
+        wire.METADATA,
+        wire.API_VERSIONS,
+        wire.CREATE_TOPICS,
+        wire.DELETE_TOPICS,
+        wire.INIT_PRODUCER_ID,
+        10,
+        23,
+        32,
+        37,
+        60,
+    }
     assert must <= set(ranges)
 
 
 # batches
+
 
 def build(*values, **fields):
     return rb.build(list(values) or [b"a", b"b"], **fields)
@@ -267,9 +284,22 @@ BAD_BATCHES = {
     "half a header": (lambda: build()[:30], INVALID),
 }
 KAFKA_SAYS_OTHERWISE = {  # -1, or a closed connection, where a code is promised here
-    "codec 7", "gzip that is none", "lz4 that is none", "snappy that is none", "zstd that is none", "record length over the end",
-    "count negative", "count huge", "trailing bytes", "half a header", "count too small", "record deltas", "length over the end",
-    "length negative", "length too short", "count 0",
+    "codec 7",
+    "gzip that is none",
+    "lz4 that is none",
+    "snappy that is none",
+    "zstd that is none",
+    "record length over the end",
+    "count negative",
+    "count huge",
+    "trailing bytes",
+    "half a header",
+    "count too small",
+    "record deltas",
+    "length over the end",
+    "length negative",
+    "length too short",
+    "count 0",
 }
 
 
@@ -332,6 +362,7 @@ def test_a_decompression_bomb_is_bounded(broker, client, codec):
 
 
 # counts that lie
+
 
 @pytest.mark.parametrize("count", [2**31 - 1, 10**6, -2])
 def test_an_array_count_that_lies_costs_nothing(broker, client, count):

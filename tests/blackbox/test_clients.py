@@ -1,4 +1,5 @@
 """Real client libraries, unchanged: librdkafka (confluent-kafka), aiokafka, kafka-python."""
+
 import asyncio
 import os
 import time
@@ -16,10 +17,19 @@ SETTINGS = {"message.timeout.ms": 30000, "socket.timeout.ms": 15000}
 
 def consume(address, topic, partitions=1, start=None, want=None, seconds=30):
     """All records up to the high watermarks at the begin, by partition, through librdkafka without a group."""
-    consumer = ck.Consumer({"bootstrap.servers": address, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
-                            "auto.offset.reset": "earliest", "enable.partition.eof": True})
+    consumer = ck.Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": uuid.uuid4().hex,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+    )
     try:
-        spots = [ck.TopicPartition(topic, p, ck.OFFSET_BEGINNING if start is None else start) for p in range(partitions)]
+        spots = [
+            ck.TopicPartition(topic, p, ck.OFFSET_BEGINNING if start is None else start) for p in range(partitions)
+        ]
         consumer.assign(spots)
         out, ended, end = {p: [] for p in range(partitions)}, set(), time.monotonic() + seconds
         while len(ended) < partitions:
@@ -42,8 +52,15 @@ def consume(address, topic, partitions=1, start=None, want=None, seconds=30):
 def test_librdkafka_reads_back_what_it_wrote(broker, client, codec):
     """Lost otherwise: the clients built on librdkafka: keys, values, headers and timestamps in each codec."""
     topic = client.topic(3)
-    producer = ck.Producer({"bootstrap.servers": broker.address, "compression.type": codec, "linger.ms": 5, **SETTINGS,
-                            "enable.idempotence": True})
+    producer = ck.Producer(
+        {
+            "bootstrap.servers": broker.address,
+            "compression.type": codec,
+            "linger.ms": 5,
+            **SETTINGS,
+            "enable.idempotence": True,
+        }
+    )
     sent, failed = {}, []
 
     def done(error, message):
@@ -51,10 +68,17 @@ def test_librdkafka_reads_back_what_it_wrote(broker, client, codec):
             failed.append(error)
         else:
             sent[message.partition(), message.offset()] = (message.key(), message.value())
+
     now = int(time.time() * 1000)
     for i in range(2000):
-        producer.produce(topic, key=b"%d" % (i % 40), value=b"value %d " % i * 20, headers={"n": b"%d" % i}, timestamp=now + i,
-                         on_delivery=done)
+        producer.produce(
+            topic,
+            key=b"%d" % (i % 40),
+            value=b"value %d " % i * 20,
+            headers={"n": b"%d" % i},
+            timestamp=now + i,
+            on_delivery=done,
+        )
         producer.poll(0)
     assert producer.flush(60) == 0 and not failed, failed[:3]
     assert len(sent) == 2000
@@ -72,8 +96,16 @@ def test_librdkafka_reads_back_what_it_wrote(broker, client, codec):
 def test_librdkafka_keeps_order_with_five_in_flight(broker, client, idempotent):
     """Lost otherwise: the order of a single producer that does not wait for answers."""
     topic = client.topic()
-    producer = ck.Producer({"bootstrap.servers": broker.address, "enable.idempotence": idempotent, **SETTINGS, "linger.ms": 0,
-                            "max.in.flight.requests.per.connection": 5, "batch.num.messages": 7})
+    producer = ck.Producer(
+        {
+            "bootstrap.servers": broker.address,
+            "enable.idempotence": idempotent,
+            **SETTINGS,
+            "linger.ms": 0,
+            "max.in.flight.requests.per.connection": 5,
+            "batch.num.messages": 7,
+        }
+    )
     for i in range(3000):
         producer.produce(topic, b"%d" % i, partition=0)
         producer.poll(0)
@@ -88,7 +120,14 @@ def test_librdkafka_offsets_by_time(broker, client):
     client.put(topic, [b"d", b"e"], first_ts=base + 1000, ts_step=100)
     consumer = ck.Consumer({"bootstrap.servers": broker.address, "group.id": fresh()})
     try:
-        for when, offset in [(base, 0), (base + 1, 1), (base + 200, 2), (base + 201, 3), (base + 1100, 4), (base + 1101, -1)]:
+        for when, offset in [
+            (base, 0),
+            (base + 1, 1),
+            (base + 200, 2),
+            (base + 201, 3),
+            (base + 1100, 4),
+            (base + 1101, -1),
+        ]:
             (found,) = consumer.offsets_for_times([ck.TopicPartition(topic, 0, when)], timeout=15)
             if offset < 0:
                 assert found.offset in (-1, 5), (when, found)
@@ -102,8 +141,11 @@ def test_librdkafka_offsets_by_time(broker, client):
 def test_librdkafka_admin(broker):
     """Lost otherwise: the tools that make, widen, describe and delete topics."""
     from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+
     admin, name = AdminClient({"bootstrap.servers": broker.address}), fresh("admin")
-    admin.create_topics([NewTopic(name, 2, 1, config={"max.message.bytes": "5000"})], operation_timeout=20)[name].result(30)
+    admin.create_topics([NewTopic(name, 2, 1, config={"max.message.bytes": "5000"})], operation_timeout=20)[
+        name
+    ].result(30)
     with pytest.raises(ck.KafkaException) as twice:
         admin.create_topics([NewTopic(name, 2, 1)])[name].result(30)
     assert twice.value.args[0].code() == ck.KafkaError.TOPIC_ALREADY_EXISTS
@@ -160,8 +202,9 @@ def test_aiokafka_reads_back_what_it_wrote(broker, client):
     topic = client.topic()
 
     async def run():
-        async with aiokafka.AIOKafkaProducer(bootstrap_servers=broker.address, enable_idempotence=True,
-                                             compression_type="gzip") as producer:
+        async with aiokafka.AIOKafkaProducer(
+            bootstrap_servers=broker.address, enable_idempotence=True, compression_type="gzip"
+        ) as producer:
             waits = [await producer.send(topic, b"%d" % i, partition=0) for i in range(500)]
             offsets = [(await w).offset for w in waits]
         assert offsets == list(range(500))
@@ -171,6 +214,7 @@ def test_aiokafka_reads_back_what_it_wrote(broker, client):
             consumer.assign([spot])
             await consumer.seek_to_beginning(spot)
             return [(await asyncio.wait_for(consumer.getone(), 20)).value for _ in range(500)]
+
     assert asyncio.run(run()) == [b"%d" % i for i in range(500)]
 
 

@@ -1,4 +1,5 @@
 """Partitions on two pinned cores, reached through any connection."""
+
 import os
 import re
 import threading
@@ -80,7 +81,9 @@ def test_one_request_for_partitions_of_both_cores_is_answered_whole(pair):
         got = conn.receive_fetch(conn.send_fetch(topic, dict.fromkeys(range(PARTITIONS), 0)))
         assert sorted(got) == list(range(PARTITIONS))
         for p, part in got.items():
-            assert [r.value for b in rb.parse(part.records) for r in b.records()] == [b"%d:%d" % (p, n) for n in range(5)]
+            assert [r.value for b in rb.parse(part.records) for r in b.records()] == [
+                b"%d:%d" % (p, n) for n in range(5)
+            ]
 
 
 @two_cpus
@@ -103,6 +106,7 @@ def test_many_connections_over_both_cores_keep_every_order(pair):
                     assert conn.receive_produce(correlation).error == 0
         except BaseException as error:  # noqa: BLE001: raised below
             failures.append(error)
+
     threads = [threading.Thread(target=work, args=(me,)) for me in range(8)]
     for thread in threads:
         thread.start()

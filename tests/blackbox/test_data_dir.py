@@ -1,4 +1,5 @@
 """The data directory: one process, damage found and reported, a full disk survived."""
+
 import hashlib
 import os
 import subprocess
@@ -33,8 +34,11 @@ def files_with(folder, needle):
 
 
 def digest(folder):
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
-            for p in sorted(Path(folder).rglob("*")) if p.is_file() and p.name != "lock"}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(Path(folder).rglob("*"))
+        if p.is_file() and p.name != "lock"
+    }
 
 
 def test_a_second_process_on_the_same_data_is_refused(serve, broker, client):
@@ -105,6 +109,7 @@ def test_damage_in_the_middle_of_the_wal_stops_the_start_and_is_named(broker, cl
 def test_the_place_of_the_damage_is_named_with_its_offset(broker, client):
     """Lost otherwise: the operator's hours: the message must say where, within the group that holds the byte."""
     import re
+
     _, _, path, at = damaged(broker, client)
     broker.launch()
     broker.wait_end(30)
@@ -151,7 +156,7 @@ def test_a_torn_last_write_is_dropped_and_nothing_else(broker, client):
     broker.start()
     client.when_led(topic)
     values = client.values(topic)
-    assert values == [mark * 300 for mark in marks[:len(values)]]
+    assert values == [mark * 300 for mark in marks[: len(values)]]
     assert len(values) == len(marks) - 1
     assert client.put(topic, [b"next"]) == len(values)
 
@@ -171,7 +176,8 @@ def until_refused(conn, topic, chunk, limit):
 @pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_full_disk_refuses_produce_serves_fetch_and_heals(serve, tmp_path):
-    """Lost otherwise: the broker (it dies), the readers (they are refused too), or the night (somebody must restart it)."""
+    """Lost otherwise: the broker (it dies), the readers (they are refused too), or the night (somebody must restart
+    it)."""
     with small_ext4(tmp_path, 400) as mount:
         ballast = mount / "ballast"
         ballast.write_bytes(os.urandom(MIB) * 150)
@@ -196,6 +202,7 @@ def test_a_full_disk_refuses_produce_serves_fetch_and_heals(serve, tmp_path):
                 def taken():
                     done = writer.produce(topic, rb.build([b"healed"]), timeout_ms=3000, timeout=30)
                     return done if done.error == 0 else None
+
                 healed = until(taken, 30, "produce works again when there is space")
                 assert healed.base_offset >= end
             assert client.values(topic, start=healed.base_offset)[0] == b"healed"
@@ -248,6 +255,7 @@ def test_the_wal_limit_refuses_and_a_deleted_topic_frees(serve, tmp_path):
 
             def freed():
                 return writer.produce(second, rb.build([b"x" * 100_000]), timeout_ms=3000).error == 0
+
             until(freed, 30, "space of a deleted topic is used again")
     finally:
         client.forget()

@@ -1,4 +1,5 @@
 """SPEC promise 3: acknowledged means flushed, and nothing is visible before it is durable."""
+
 import random
 import signal
 import threading
@@ -13,7 +14,8 @@ from harness.wire import Closed, Silent
 
 
 class Writer(threading.Thread):
-    """Appends numbered records with several requests in flight until the connection ends; knows what was acknowledged."""
+    """Appends numbered records with several requests in flight until the connection ends; knows what was
+    acknowledged."""
 
     def __init__(self, client, topic, partition=0, in_flight=5, size=100, idempotent=True, first=0):
         super().__init__(daemon=True)
@@ -56,12 +58,15 @@ def acked_enough(writers, each):
 
 
 def check(client, writers):
-    """Every acknowledged record is there once, at the offset that was answered; each producer's records are in order."""
+    """Every acknowledged record is there once, at the offset that was answered; each producer's records are in
+    order."""
     for partition in {w.partition for w in writers}:
         values = client.values(writers[0].topic, partition)
         for writer in (w for w in writers if w.partition == partition):
             mine = [i for i, v in enumerate(values) if v.startswith(b"%d:" % writer.ids[0])]
-            assert [values[i] for i in mine] == [writer.value(n) for n in range(len(mine))], "lost, doubled or out of order"
+            assert [values[i] for i in mine] == [
+                writer.value(n) for n in range(len(mine))
+            ], "lost, doubled or out of order"
             assert writer.acked <= len(mine) <= writer.sent
             for n, offset in writer.offsets.items():
                 assert values[offset] == writer.value(n), f"record {n} was acknowledged at {offset}"
@@ -70,7 +75,8 @@ def check(client, writers):
 @pytest.mark.both_io
 @pytest.mark.restarts
 def test_every_acknowledged_record_survives_kill_9_once_and_in_order(broker, client):
-    """Lost otherwise: acknowledged records. Five kills, each at a random moment under load, the log read whole each time."""
+    """Lost otherwise: acknowledged records. Five kills, each at a random moment under load, the log read whole each
+    time."""
     chance, topic, writers = random.Random(3), client.topic(4), []
     for _ in range(5 if broker.io != "foreign" else 2):
         now = [Writer(client, topic, partition=n % 4) for n in range(6)]
@@ -104,6 +110,7 @@ def test_what_a_reader_saw_is_there_after_kill_9(broker, client):
                     shown.extend(r.value for r in batch.records() if r.offset == len(shown))
         except (Closed, OSError):
             pass
+
     for _ in range(4 if broker.io != "foreign" else 1):
         writers = [Writer(client, topic, idempotent=False, first=1000 * n, size=3000) for n in range(3)]
         conn = client.connect()
@@ -120,14 +127,15 @@ def test_what_a_reader_saw_is_there_after_kill_9(broker, client):
         client.when_led(topic)
         log = client.values(topic)
         assert len(shown) > 50
-        assert log[:len(shown)] == shown, "a reader was shown what is not in the log"
+        assert log[: len(shown)] == shown, "a reader was shown what is not in the log"
 
 
 @pytest.mark.both_io
 @pytest.mark.camus_only
 @pytest.mark.parametrize("acks", [-1, 1])
 def test_nothing_is_answered_or_visible_while_the_disk_holds_the_write(serve, tmp_path, acks):
-    """Lost otherwise: acknowledged and seen records, at a power failure. The file system is frozen: no write completes."""
+    """Lost otherwise: acknowledged and seen records, at a power failure. The file system is frozen: no write
+    completes."""
     with small_ext4(tmp_path, 400) as mount:
         broker = serve(data_dir=mount / "data")
         client = Client(broker)
@@ -165,14 +173,17 @@ def test_acks_0_gets_no_answer_and_is_appended(client):
 
 
 def test_answers_come_in_request_order(client):
-    """Lost otherwise: the pairing of answers and requests: a slow produce, a long poll and quick requests, one connection."""
+    """Lost otherwise: the pairing of answers and requests: a slow produce, a long poll and quick requests, one
+    connection."""
     topic, conn = client.topic(3), client.on()
     sent = []
     for i in range(60):
         if i % 3 == 0:
             sent.append(("produce", conn.send_produce(topic, rb.build([b"x" * 50_000]), i % 9 // 3)))
         elif i % 3 == 1:
-            sent.append(("fetch", conn.send_fetch(topic, {2: 1 << 40 if i % 2 else 0}, max_wait_ms=20, min_bytes=1 << 29)))
+            sent.append(
+                ("fetch", conn.send_fetch(topic, {2: 1 << 40 if i % 2 else 0}, max_wait_ms=20, min_bytes=1 << 29))
+            )
         else:
             sent.append(("fetch", conn.send_fetch(topic, {1: 0}, partition_bytes=100)))
     for kind, correlation in sent:  # receive() insists on the correlation id
@@ -214,7 +225,7 @@ def test_a_start_that_is_killed_again_and_again_loses_nothing(serve, broker, cli
     topic = client.topic()
     values = [b"%d" % i for i in range(200)]
     for i in range(0, 200, 20):
-        client.put(topic, values[i:i + 20])
+        client.put(topic, values[i : i + 20])
     chance = random.Random(11)
     broker.kill_9()
     client.forget()

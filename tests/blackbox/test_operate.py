@@ -1,4 +1,5 @@
 """What an operator meets: the command line, settings, HTTP, memory, an idle broker."""
+
 import os
 import re
 import socket
@@ -19,14 +20,29 @@ pytestmark = pytest.mark.camus_only
 
 def camus(*args, seconds=60, env=None, cwd=None):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CAMUS_")}
-    return subprocess.run([binary(), *map(str, args)], capture_output=True, text=True, timeout=seconds, cwd=cwd,
-                          env={**clean, **(env or {})}, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [binary(), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        cwd=cwd,
+        env={**clean, **(env or {})},
+        stdin=subprocess.DEVNULL,
+    )
 
 
 # settings
 
-@pytest.mark.parametrize(("wrong", "right"), [("camus.memry", "camus.memory"), ("num.partition", "num.partitions"),
-                                              ("listners", "listeners"), ("log.dirs", "camus.data.dir")])
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("camus.memry", "camus.memory"),
+        ("num.partition", "num.partitions"),
+        ("listners", "listeners"),
+        ("log.dirs", "camus.data.dir"),
+    ],
+)
 def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path, wrong, right):
     """Lost otherwise: a setting that somebody relies on and that a typing error took out of force."""
     done = camus("serve", "--data-dir", tmp_path / "d", "--set", f"{wrong}=1", cwd=tmp_path)
@@ -45,8 +61,9 @@ def test_an_unknown_environment_variable_and_an_unknown_key_of_the_file_are_refu
     assert done.returncode == 2 and "num.partitions" in done.stderr and "c.toml" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("pair", ["camus.memory=plenty", "num.partitions=0", "camus.wal.segment.bytes=7",
-                                  "auto.create.topics.enable=maybe"])
+@pytest.mark.parametrize(
+    "pair", ["camus.memory=plenty", "num.partitions=0", "camus.wal.segment.bytes=7", "auto.create.topics.enable=maybe"]
+)
 def test_a_value_that_is_not_allowed_is_refused(tmp_path, pair):
     """Lost otherwise: a start with another value than the one that was meant."""
     done = camus("serve", "--data-dir", tmp_path / "d", "--set", pair, cwd=tmp_path)
@@ -65,10 +82,12 @@ def test_flags_beat_environment_beats_file(serve, tmp_path):
         def made():
             client.on().metadata([name], create=True)
             return client.on().metadata([name])["topics"][name]["partitions"]
+
         n = len(until(made, 20, "the topic is made by asking for it"))
         client.forget()
         broker.stop()
         return n
+
     assert partitions({}, {}) == 2
     assert partitions({}, {"CAMUS_NUM_PARTITIONS": "3"}) == 3
     assert partitions({"num.partitions": 4}, {"CAMUS_NUM_PARTITIONS": "3"}) == 4
@@ -84,6 +103,7 @@ def test_a_port_that_is_taken_is_said(broker, serve):
 
 
 # topics from the command line
+
 
 def test_topics_are_made_listed_described_and_deleted_from_the_command_line(broker, client):
     """Lost otherwise: the newcomer's tour."""
@@ -114,6 +134,7 @@ def test_a_command_without_a_broker_says_where_it_looked(tmp_path):
 
 
 # HTTP
+
 
 def test_live_ready_and_metrics(broker, client):
     """Lost otherwise: what an orchestrator and Prometheus look at."""
@@ -158,7 +179,11 @@ def test_ready_says_no_while_the_log_is_read(serve):
 def test_http_garbage_harms_nobody(broker, client):
     """Lost otherwise: the broker, to whatever scans its HTTP port."""
     host, _, port = broker.http.rpartition(":")
-    for data in (b"\x00" * 100, b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"GET /livez HTTP/1.1\r\nHost: x\r\n"):
+    for data in (
+        b"\x00" * 100,
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n",
+    ):
         with socket.create_connection((host, int(port)), timeout=5) as sock:
             try:
                 sock.sendall(data)
@@ -171,6 +196,7 @@ def test_http_garbage_harms_nobody(broker, client):
 
 
 # memory
+
 
 @pytest.mark.both_io
 @pytest.mark.alone
@@ -200,6 +226,7 @@ def test_at_the_memory_budget_it_answers_retriably_and_goes_on(serve):
     def watch():
         while not stop.wait(0.05):
             peak[0] = max(peak[0], broker.rss_bytes())
+
     watcher = threading.Thread(target=watch)
     watcher.start()
     threads = [threading.Thread(target=load, args=(me,)) for me in range(24)]
@@ -236,3 +263,21 @@ def test_an_idle_broker_does_not_spin(serve):
     assert share <= 0.02, f"{share:.1%} of a core while idle"
     assert broker.rss_bytes() <= 128 * MIB, f"{broker.rss_bytes() // MIB} MiB while idle"
     client.forget()
+
+
+# idle connections
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not(serve):
+    """Lost otherwise: descriptors, to clients that are gone without a word; or answers, to one that waits for them."""
+    broker = serve(settings={"connections.max.idle.ms": 1500})
+    with broker.connect() as idle, broker.connect() as busy, broker.connect() as waiting:
+        idle.api_versions()
+        busy.create_topic(topic := fresh())
+        correlation = waiting.send_fetch(topic, {0: 0}, max_wait_ms=5000)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 4:
+            busy.api_versions()
+            time.sleep(0.2)
+        idle.assert_closed(timeout=1)
+        waiting.receive_fetch(correlation)

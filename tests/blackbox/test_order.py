@@ -1,4 +1,5 @@
 """SPEC promises 1 and 4: order is per partition, and a retry never doubles or reorders."""
+
 import random
 import threading
 import time
@@ -21,6 +22,7 @@ def side_by_side(jobs):
             job()
         except BaseException as error:  # noqa: BLE001: passed on below
             failures.append(error)
+
     threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
     for thread in threads:
         thread.start()
@@ -71,7 +73,9 @@ def test_concurrent_producers_keep_each_send_order(client):
     for me in range(producers):
         mine = [int(v.split(b":")[1]) for v in log if v.startswith(b"%d:" % me)]
         assert mine == list(range(each)), f"producer {me} is out of order"
-        assert all(log[offset] == b"%d:%d" % (me, n) for offset, n in acked[me]), "an offset was answered for another record"
+        assert all(
+            log[offset] == b"%d:%d" % (me, n) for offset, n in acked[me]
+        ), "an offset was answered for another record"
 
 
 class Idempotent:
@@ -144,6 +148,7 @@ def test_retries_on_a_second_connection_race_the_originals(client):
                             todo.append(b)
                         else:
                             producer.check(b, done)
+
             side_by_side([lambda: through(client.on()), lambda: through(second)])
     assert client.values(topic) == [b"%d" % i for i in range(rounds * 5 * producer.size)]
 
@@ -163,7 +168,8 @@ def test_a_cut_connection_with_five_in_flight_and_the_retry_of_all(client):
             for b in five:
                 for _ in range(200):
                     done = conn.produce(topic, producer.batch(b))
-                    # The old connection may still be ahead of us or behind us; 45 says only that it is not yet our turn.
+                    # The old connection may still be ahead of us or behind us; 45 says only that it is not yet our
+                    # turn.
                     if done.error != wire.OUT_OF_ORDER:
                         break
                 producer.check(b, done)
@@ -173,7 +179,8 @@ def test_a_cut_connection_with_five_in_flight_and_the_retry_of_all(client):
 @pytest.mark.both_io
 @pytest.mark.camus_only
 def test_retries_while_the_disk_holds_the_originals_wait_for_them(serve, tmp_path):
-    """Lost otherwise: exactly-once when a client is quicker than a disk: the file system is frozen, so the originals are
+    """Lost otherwise: exactly-once when a client is quicker than a disk: the file system is frozen, so the originals
+    are
     in flight for sure when their retries arrive, on the same and on another connection."""
     with small_ext4(tmp_path, 400) as mount:
         broker = serve(data_dir=mount / "data")
@@ -299,7 +306,7 @@ def test_kill_9_with_five_in_flight_then_all_are_retried(broker, client):
         five = range(n * 5, n * 5 + 5)
         conn = client.on()
         sent = [(b, producer.send(conn, b)) for b in five]
-        for b, correlation in sent[:chance.randrange(5)]:
+        for b, correlation in sent[: chance.randrange(5)]:
             producer.check(b, conn.receive_produce(correlation))
         broker.kill_9()
         client.forget()

@@ -1,4 +1,5 @@
 """A client that never reads is bounded, and holds nobody up."""
+
 import threading
 import time
 
@@ -65,6 +66,7 @@ def test_a_client_that_reads_late_gets_every_answer_whole(client):
         def ask():
             for _ in range(20):
                 sent.append(conn.send_fetch(big, {0: 0}))
+
         asking = threading.Thread(target=ask)
         asking.start()
         time.sleep(2)

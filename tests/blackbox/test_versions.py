@@ -1,12 +1,21 @@
 """Every advertised version of the APIs that the raw client speaks, round the whole way."""
+
 import pytest
 
 from harness import batch as rb
 from harness import wire
 
 #: What clients use, from the oldest to the newest; a broker may advertise more.
-RANGES = {wire.PRODUCE: (3, 13), wire.FETCH: (4, 17), wire.LIST_OFFSETS: (1, 10), wire.METADATA: (0, 13),
-          wire.CREATE_TOPICS: (2, 7), wire.DELETE_TOPICS: (1, 5), wire.INIT_PRODUCER_ID: (0, 5), wire.API_VERSIONS: (0, 4)}
+RANGES = {
+    wire.PRODUCE: (3, 13),
+    wire.FETCH: (4, 17),
+    wire.LIST_OFFSETS: (1, 10),
+    wire.METADATA: (0, 13),
+    wire.CREATE_TOPICS: (2, 7),
+    wire.DELETE_TOPICS: (1, 5),
+    wire.INIT_PRODUCER_ID: (0, 5),
+    wire.API_VERSIONS: (0, 4),
+}
 
 
 def versions(key):
@@ -37,7 +46,8 @@ def test_metadata(client, version):
     assert f"{broker['host']}:{broker['port']}" == client.broker.address
     partitions = found["topics"][topic]["partitions"]
     assert [(p["error"], p["index"], p["leader"], p["replicas"]) for p in partitions] == [
-        (0, i, broker["id"], [broker["id"]]) for i in range(3)]
+        (0, i, broker["id"], [broker["id"]]) for i in range(3)
+    ]
     assert topic in conn.metadata(None if version else [], version)["topics"]
     if version:
         assert conn.metadata([], version)["topics"] == {}

@@ -4,12 +4,14 @@
 
 Producers live through all the kills, as a service's producer does:
   idempotent   retries for ever; its records must be in the log once each, in order, all of them
-  retrying     plain, with retries: what is acknowledged is where it was said to be; a copy may only lie before that place
+  retrying     plain, with retries: what is acknowledged is where it was said to be; a copy may only lie before
+  that place
                (an earlier attempt whose answer was lost), never after it
   once         plain, without retries: at most one copy; exactly one if acknowledged
 A consumer follows the tail meanwhile: what it was shown must be in the final log, at the same offset.
 The moments of the kills come from a seed, which is printed first. The exit status is 0 only if everything held.
 """
+
 import argparse
 import random
 import shutil
@@ -34,16 +36,29 @@ KINDS = {
 
 
 class Producer(threading.Thread):
-    """Sends numbered records to every partition at a steady rate until told to stop. Values: `name:number`, by partition."""
+    """Sends numbered records to every partition at a steady rate until told to stop. Values: `name:number`, by
+    partition."""
 
     def __init__(self, kind, name, address, topic, rate):
         super().__init__(daemon=True)
         self.kind, self.name_, self.topic, self.rate = kind, name, topic, rate
-        self.producer = ck.Producer({
-            "bootstrap.servers": address, "linger.ms": 1, "acks": "all", "retry.backoff.ms": 20, "retry.backoff.max.ms": 200,
-            "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "max.in.flight.requests.per.connection": 5,
-            "socket.timeout.ms": 10_000, "queue.buffering.max.messages": 20_000, "error_cb": self.error, "log_level": 0,
-            **KINDS[kind]})
+        self.producer = ck.Producer(
+            {
+                "bootstrap.servers": address,
+                "linger.ms": 1,
+                "acks": "all",
+                "retry.backoff.ms": 20,
+                "retry.backoff.max.ms": 200,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "max.in.flight.requests.per.connection": 5,
+                "socket.timeout.ms": 10_000,
+                "queue.buffering.max.messages": 20_000,
+                "error_cb": self.error,
+                "log_level": 0,
+                **KINDS[kind],
+            }
+        )
         self.sent = [0] * PARTITIONS
         self.acked = [{} for _ in range(PARTITIONS)]  # number -> offset
         self.failed = [set() for _ in range(PARTITIONS)]
@@ -61,6 +76,7 @@ class Producer(threading.Thread):
             else:
                 self.failed[partition].add(number)
                 self.last_failure = error
+
         return answer
 
     def run(self):
@@ -69,8 +85,12 @@ class Producer(threading.Thread):
             partition = count % PARTITIONS
             number = self.sent[partition]
             try:
-                self.producer.produce(self.topic, b"%s:%d" % (self.name_.encode(), number), partition=partition,
-                                      on_delivery=self.delivered(partition, number))
+                self.producer.produce(
+                    self.topic,
+                    b"%s:%d" % (self.name_.encode(), number),
+                    partition=partition,
+                    on_delivery=self.delivered(partition, number),
+                )
                 self.sent[partition] += 1
                 count += 1
             except BufferError:
@@ -92,10 +112,19 @@ class Follower(threading.Thread):
 
     def __init__(self, address, topic):
         super().__init__(daemon=True)
-        self.consumer = ck.Consumer({
-            "bootstrap.servers": address, "group.id": uuid.uuid4().hex, "enable.auto.commit": False, "log_level": 0,
-            "auto.offset.reset": "error", "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "fetch.wait.max.ms": 50,
-            "error_cb": lambda error: None})
+        self.consumer = ck.Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": uuid.uuid4().hex,
+                "enable.auto.commit": False,
+                "log_level": 0,
+                "auto.offset.reset": "error",
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "fetch.wait.max.ms": 50,
+                "error_cb": lambda error: None,
+            }
+        )
         self.consumer.assign([ck.TopicPartition(topic, p, 0) for p in range(PARTITIONS)])
         self.shown = [[] for _ in range(PARTITIONS)]
         self.faults, self.stop = [], False
@@ -110,7 +139,9 @@ class Follower(threading.Thread):
                     continue
                 shown = self.shown[message.partition()]
                 if message.offset() != len(shown):
-                    self.faults.append(f"partition {message.partition()}: {message.offset()} came, {len(shown)} was due")
+                    self.faults.append(
+                        f"partition {message.partition()}: {message.offset()} came, {len(shown)} was due"
+                    )
                 if message.offset() >= len(shown):
                     shown.extend([None] * (message.offset() - len(shown)))
                     shown.append(message.value())
@@ -120,13 +151,20 @@ class Follower(threading.Thread):
 def judge(logs, producers, follower):
     """(faults, figures): every fault in words."""
     faults = list(follower.faults[:10])
-    figures = {"in the log": sum(map(len, logs)), "acknowledged": 0, "failed": 0, "copies of retried plain records": 0,
-               "shown to the follower": sum(map(len, follower.shown))}
+    figures = {
+        "in the log": sum(map(len, logs)),
+        "acknowledged": 0,
+        "failed": 0,
+        "copies of retried plain records": 0,
+        "shown to the follower": sum(map(len, follower.shown)),
+    }
     for partition, log in enumerate(logs):
         shown = follower.shown[partition]
-        for offset, value in enumerate(shown[:len(log)]):
+        for offset, value in enumerate(shown[: len(log)]):
             if value != log[offset]:
-                faults.append(f"partition {partition}: the follower was shown {value} at {offset}, the log has {log[offset]}")
+                faults.append(
+                    f"partition {partition}: the follower was shown {value} at {offset}, the log has {log[offset]}"
+                )
                 break
         if len(shown) > len(log):
             faults.append(f"partition {partition}: the follower was shown {len(shown)} records, the log has {len(log)}")
@@ -141,19 +179,25 @@ def judge(logs, producers, follower):
             figures["failed"] += len(failed)
             lost = [n for n in acked if n not in mine]
             if lost:
-                faults.append(f"{where}: {len(lost)} acknowledged records are LOST, e.g. number {lost[0]} at {acked[lost[0]]}")
+                faults.append(
+                    f"{where}: {len(lost)} acknowledged records are LOST, e.g. number {lost[0]} at {acked[lost[0]]}"
+                )
             moved = [n for n, offset in acked.items() if n in mine and offset not in mine[n]]
             if moved:
                 n = moved[0]
-                faults.append(f"{where}: {len(moved)} records are not where they were acknowledged, e.g. number {n}: "
-                              f"acknowledged at {acked[n]}, in the log at {mine[n]}")
+                faults.append(
+                    f"{where}: {len(moved)} records are not where they were acknowledged, e.g. number {n}: "
+                    f"acknowledged at {acked[n]}, in the log at {mine[n]}"
+                )
             copies = {n: offsets for n, offsets in mine.items() if len(offsets) > 1}
             if p.kind == "retrying":
                 figures["copies of retried plain records"] += sum(len(o) - 1 for o in copies.values())
                 late = [n for n, offsets in copies.items() if n in acked and max(offsets) > acked[n]]
                 if late:
-                    faults.append(f"{where}: number {late[0]} has a copy behind its acknowledged place {acked[late[0]]}: "
-                                  f"{copies[late[0]]}")
+                    faults.append(
+                        f"{where}: number {late[0]} has a copy behind its acknowledged place {acked[late[0]]}: "
+                        f"{copies[late[0]]}"
+                    )
             elif copies:
                 n, offsets = copies.popitem()
                 faults.append(f"{where}: {len(copies) + 1} records are DOUBLED, e.g. number {n} at {offsets}")
@@ -182,7 +226,9 @@ def main():
     options.add_argument("--io", default=None)
     options.add_argument("--rate", type=int, default=600, help="records a second of each producer")
     options.add_argument("--each", type=int, default=2, help="producers of each kind")
-    options.add_argument("--life", type=float, default=1.0, help="the longest life of a broker after it is ready, seconds")
+    options.add_argument(
+        "--life", type=float, default=1.0, help="the longest life of a broker after it is ready, seconds"
+    )
     options.add_argument("--data-dir", type=Path, default=None, help="kept; default: a temporary one, kept on a fault")
     options = options.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
@@ -192,8 +238,11 @@ def main():
     broker = Foreign() if FOREIGN else Camus(folder / "data", cores=options.cores, io=options.io).start()
     client = Client(broker)
     topic = client.topic(PARTITIONS, "chaos")
-    producers = [Producer(kind, f"{kind}-{n}", broker.address, topic, options.rate)
-                 for kind in KINDS for n in range(options.each)]
+    producers = [
+        Producer(kind, f"{kind}-{n}", broker.address, topic, options.rate)
+        for kind in KINDS
+        for n in range(options.each)
+    ]
     follower = Follower(broker.address, topic)
     begun, slowest = time.monotonic(), 0.0
     for thread in (*producers, follower):
@@ -236,10 +285,14 @@ def main():
     for fault in faults:
         print(f"kill9: FAULT: {fault}")
     if faults:
-        print(f"kill9: verdict: {len(faults)} FAULTS after {options.kills} kills, seed {seed}; data and logs in {folder}")
+        print(
+            f"kill9: verdict: {len(faults)} FAULTS after {options.kills} kills, seed {seed}; data and logs in {folder}"
+        )
         return 1
-    print(f"kill9: verdict: nothing lost, nothing doubled, order kept, offsets contiguous; {options.kills} kills in "
-          f"{time.monotonic() - begun:.0f} s, slowest start {slowest:.2f} s, seed {seed}")
+    print(
+        f"kill9: verdict: nothing lost, nothing doubled, order kept, offsets contiguous; {options.kills} kills in "
+        f"{time.monotonic() - begun:.0f} s, slowest start {slowest:.2f} s, seed {seed}"
+    )
     if options.data_dir is None:
         shutil.rmtree(folder)
     return 0

@@ -1,8 +1,10 @@
 """Record batches of magic 2: built by hand, bent on purpose, and read back.
 
-Layout: Kafka's `DefaultRecordBatch`. `build` takes any field of the header as an override, so that a test can say exactly
+Layout: Kafka's `DefaultRecordBatch`. `build` takes any field of the header as an override, so that a test can say
+exactly
 which byte is wrong; the CRC is computed last unless it is given.
 """
+
 import struct
 import time
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ def read_varint(data, at):
 def record(delta, key, value, ts_delta=0, headers=()):
     def opt(part):
         return varint(-1) if part is None else varint(len(part)) + part
+
     body = b"\x00" + varint(ts_delta) + varint(delta) + opt(key) + opt(value) + varint(len(headers))
     for name, content in headers:
         body += opt(name) + opt(content)
@@ -72,7 +75,7 @@ def decompress(codec, data):
         at, out = 16, b""
         while at < len(data):
             (size,) = struct.unpack_from(">i", data, at)
-            out += bytes(cramjam.snappy.decompress_raw(data[at + 4:at + 4 + size]))
+            out += bytes(cramjam.snappy.decompress_raw(data[at + 4 : at + 4 + size]))
             at += 4 + size
         return out
     if codec == LZ4:
@@ -80,18 +83,49 @@ def decompress(codec, data):
     return bytes(cramjam.zstd.decompress(data))
 
 
-def build(values, *, pid=-1, epoch=-1, seq=-1, keys=None, codec=NONE, first_ts=None, ts_step=0, body=None, base_offset=0,
-          leader_epoch=-1, magic=2, attributes=None, crc=None, length=None, count=None, last_delta=None, max_ts=None):
-    """One batch. `values`: bytes (or None) of each record; `body`: the records' bytes instead of those made of `values`."""
+def build(
+    values,
+    *,
+    pid=-1,
+    epoch=-1,
+    seq=-1,
+    keys=None,
+    codec=NONE,
+    first_ts=None,
+    ts_step=0,
+    body=None,
+    base_offset=0,
+    leader_epoch=-1,
+    magic=2,
+    attributes=None,
+    crc=None,
+    length=None,
+    count=None,
+    last_delta=None,
+    max_ts=None,
+):
+    """One batch. `values`: bytes (or None) of each record; `body`: the records' bytes instead of those made of
+    `values`."""
     now = int(time.time() * 1000) if first_ts is None else first_ts
     n = len(values)
     if body is None:
         keys = keys or [None] * n
         body = b"".join(record(i, keys[i], v, i * ts_step) for i, v in enumerate(values))
     body = compress(codec, body)
-    after_crc = struct.pack(
-        ">hiqqqhii", codec if attributes is None else attributes, n - 1 if last_delta is None else last_delta, now,
-        now + max(0, n - 1) * ts_step if max_ts is None else max_ts, pid, epoch, seq, n if count is None else count) + body
+    after_crc = (
+        struct.pack(
+            ">hiqqqhii",
+            codec if attributes is None else attributes,
+            n - 1 if last_delta is None else last_delta,
+            now,
+            now + max(0, n - 1) * ts_step if max_ts is None else max_ts,
+            pid,
+            epoch,
+            seq,
+            n if count is None else count,
+        )
+        + body
+    )
     head = struct.pack(">ibI", leader_epoch, magic, crc32c(after_crc) if crc is None else crc)
     size = len(head) + len(after_crc) if length is None else length
     return struct.pack(">qi", base_offset, size) + head + after_crc
@@ -133,7 +167,7 @@ class Batch:
             parts = []
             for _ in range(2):
                 size, at = read_varint(data, at)
-                parts.append(None if size < 0 else bytes(data[at:at + size]))
+                parts.append(None if size < 0 else bytes(data[at : at + size]))
                 at += max(size, 0)
             ts = self.max_ts if self.attributes & 8 else self.first_ts + ts_delta
             out.append(Record(self.base_offset + delta, ts, *parts))
@@ -146,7 +180,9 @@ def parse(data: bytes) -> list[Batch]:
     """The whole batches of a fetch answer, each with its CRC checked. A partial batch at the end is left out."""
     at, out = 0, []
     while at + HEAD_BYTES <= len(data):
-        base, size, leader_epoch, magic, crc, attrs, last, first_ts, max_ts, pid, epoch, seq, count = HEAD.unpack_from(data, at)
+        base, size, leader_epoch, magic, crc, attrs, last, first_ts, max_ts, pid, epoch, seq, count = HEAD.unpack_from(
+            data, at
+        )
         end = at + 12 + size
         if end > len(data):
             break

@@ -4,6 +4,7 @@ With BLACKBOX_BOOTSTRAP=HOST:PORT the tests that hold for every Kafka-compatible
 prove the tests themselves. BLACKBOX_KILL and BLACKBOX_START are then the shell commands that kill it with SIGKILL and
 start it again; without them the tests that restart are skipped.
 """
+
 import os
 import re
 import signal
@@ -52,8 +53,20 @@ class Camus:
         self.logs, self.runs = Path(logs or self.data_dir.parent) / f"{self.data_dir.name}-logs", 0
 
     def command(self):
-        command = [binary(), "serve", "--data-dir", self.data_dir, "--listen", self.address, "--http", self.http,
-                   "--cores", str(self.cores), "--io", self.io]
+        command = [
+            binary(),
+            "serve",
+            "--data-dir",
+            self.data_dir,
+            "--listen",
+            self.address,
+            "--http",
+            self.http,
+            "--cores",
+            str(self.cores),
+            "--io",
+            self.io,
+        ]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
         return [str(word) for word in [*command, *self.args]]
@@ -69,8 +82,9 @@ class Camus:
         self.runs += 1
         self.out, self.err = (self.logs / f"run{self.runs}.{kind}" for kind in ("out", "err"))
         with open(self.out, "wb") as out, open(self.err, "wb") as err:
-            self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                            env=self.environment(), cwd=self.logs)
+            self.process = subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.environment(), cwd=self.logs
+            )
         return self
 
     def start(self, seconds=30.0):
@@ -93,8 +107,11 @@ class Camus:
 
     def said(self):
         """The end of what the latest run printed."""
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
-                         for path in (self.out, self.err) if path and path.exists())
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}"
+            for path in (self.out, self.err)
+            if path and path.exists()
+        )
 
     @property
     def pid(self):
@@ -156,12 +173,19 @@ class Foreign:
         self.address = FOREIGN
 
     def start(self, seconds=60.0):
-        subprocess.run(os.environ["BLACKBOX_START"], shell=True, check=True, stdin=subprocess.DEVNULL,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            os.environ["BLACKBOX_START"],
+            shell=True,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
         def answers():
             with Conn(self.address) as conn:
                 return conn.metadata()["brokers"]
+
         until(answers, seconds, "the broker answers")
         return self
 
@@ -204,9 +228,12 @@ class Client:
     def when_led(self, name, partitions=1):
         def led():
             found = self.on().metadata([name])["topics"][name]
-            return len(found["partitions"]) == partitions and all(
-                p["error"] == 0 and p["leader"] >= 0 for p in found["partitions"]) and all(
-                self.on().list_offset(name, -1, p)[0] == 0 for p in range(partitions))
+            return (
+                len(found["partitions"]) == partitions
+                and all(p["error"] == 0 and p["leader"] >= 0 for p in found["partitions"])
+                and all(self.on().list_offset(name, -1, p)[0] == 0 for p in range(partitions))
+            )
+
         until(led, what=f"every partition of {name} has a leader")
 
     def put(self, topic, values, partition=0, **fields):
@@ -247,6 +274,7 @@ class Client:
             def appended():
                 done = conn.produce(name, rb.build([b"alive"]))
                 return done if done.error == 0 else None
+
             assert until(appended).base_offset == 0
             got = conn.fetch(name, 0, max_wait_ms=1000)
             assert [r.value for b in rb.parse(got.records) for r in b.records()] == [b"alive"]

@@ -1,4 +1,5 @@
 """Small file systems for a test: an ext4 in a file, mounted through a loop device."""
+
 import subprocess
 from contextlib import contextmanager
 

@@ -1,9 +1,11 @@
 """Waiting for conditions."""
+
 import time
 
 
 def until(condition, seconds=20.0, what="the condition", every=0.05):
-    """Calls `condition` until it returns something true and returns that. An AssertionError or OSError counts as false."""
+    """Calls `condition` until it returns something true and returns that. An AssertionError or OSError counts as
+    false."""
     end, last = time.monotonic() + seconds, None
     while True:
         try:

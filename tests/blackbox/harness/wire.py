@@ -1,23 +1,52 @@
 """A raw connection to a broker: frames encoded by hand, exact to the version asked for.
 
-Only the seven APIs that the tests need. The reader insists that an answer is used up to its last byte, so that an answer in
-another version's layout is found. Requests can be sent without waiting (`send_*`) and their answers taken later in order.
+Only the seven APIs that the tests need. The reader insists that an answer is used up to its last byte, so that an
+answer in
+another version's layout is found. Requests can be sent without waiting (`send_*`) and their answers taken later, in
+order.
 """
+
 import socket
 import struct
 import time
 from dataclasses import dataclass, field
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 18, 19, 20, 22
-FLEXIBLE_FROM = {PRODUCE: 9, FETCH: 12, LIST_OFFSETS: 6, METADATA: 9, API_VERSIONS: 3, CREATE_TOPICS: 5, DELETE_TOPICS: 4,
-                 INIT_PRODUCER_ID: 2}
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID = (
+    0,
+    1,
+    2,
+    3,
+    18,
+    19,
+    20,
+    22,
+)
+FLEXIBLE_FROM = {
+    PRODUCE: 9,
+    FETCH: 12,
+    LIST_OFFSETS: 6,
+    METADATA: 9,
+    API_VERSIONS: 3,
+    CREATE_TOPICS: 5,
+    DELETE_TOPICS: 4,
+    INIT_PRODUCER_ID: 2,
+}
 
 OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER, TIMED_OUT = 1, 2, 3, 5, 6, 7
 MESSAGE_TOO_LARGE, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNSUPPORTED_VERSION = 10, 19, 20, 35
 TOPIC_EXISTS, OUT_OF_ORDER, INVALID_EPOCH, STORAGE_ERROR, INVALID_RECORD, THROTTLED = 36, 45, 47, 56, 87, 89
 #: Codes that a client answers by sending the same batch again.
-RETRIABLE = {CORRUPT_MESSAGE, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER, TIMED_OUT, NOT_ENOUGH_REPLICAS,
-             NOT_ENOUGH_REPLICAS_AFTER_APPEND, STORAGE_ERROR, THROTTLED}
+RETRIABLE = {
+    CORRUPT_MESSAGE,
+    UNKNOWN_TOPIC,
+    LEADER_NOT_AVAILABLE,
+    NOT_LEADER,
+    TIMED_OUT,
+    NOT_ENOUGH_REPLICAS,
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    STORAGE_ERROR,
+    THROTTLED,
+}
 
 
 class Closed(ConnectionError):
@@ -92,7 +121,7 @@ class R:
     def raw(self, n):
         assert self.at + n <= len(self.data), "a length runs over the end of the answer"
         self.at += n
-        return bytes(self.data[self.at - n:self.at])
+        return bytes(self.data[self.at - n : self.at])
 
     def uvarint(self):
         shift = value = 0
@@ -180,7 +209,9 @@ class Conn:
         if correlation is None:
             self.correlation += 1
             correlation = self.correlation
-        head = W(False).put("hhi", key, version, correlation).string(self.client_id if client_id == "same" else client_id)
+        head = (
+            W(False).put("hhi", key, version, correlation).string(self.client_id if client_id == "same" else client_id)
+        )
         if version >= FLEXIBLE_FROM.get(key, 1 << 15):
             head.out.append(0)
         frame = bytes(head.out) + bytes(body)
@@ -255,6 +286,7 @@ class Conn:
             key, low, high = r.get("hhh")
             r.tags()
             return key, (low, high)
+
         ranges = dict(r.array(entry))
         if version >= 1:
             r.get("i")
@@ -271,6 +303,7 @@ class Conn:
             if version >= 10:
                 w.out.extend(bytes(16))
             w.string(topic).tags()
+
         w.array(topics, name)
         if version >= 4:
             w.put("?", create)
@@ -313,6 +346,7 @@ class Conn:
             if version >= 10:
                 self.topic_ids[found["name"]] = found["id"]
             return found
+
         answer = {"brokers": r.array(broker)}
         if version >= 2:
             answer["cluster"] = r.string()
@@ -341,6 +375,7 @@ class Conn:
         def topic(_):
             w.string(name).put("ih", partitions, 1).array([], None)
             w.array(list((configs or {}).items()), lambda kv: w.string(kv[0]).string(kv[1]).tags()).tags()
+
         w.array([0], topic).put("i?", timeout_ms, False).tags()
         self.send(CREATE_TOPICS, version, w.out)
         r = self.receive(CREATE_TOPICS, version)
@@ -359,6 +394,7 @@ class Conn:
                 r.array(lambda: (r.string(), r.string(), r.get("?b?"), r.tags()))
             r.tags()
             return error
+
         (error,) = r.array(created)
         r.tags()
         r.done()
@@ -378,6 +414,7 @@ class Conn:
                 r.string()
             r.tags()
             return error
+
         (error,) = r.array(deleted)
         r.tags()
         r.done()
@@ -394,6 +431,7 @@ class Conn:
         def each(_):
             w.string(topic) if version < 13 else w.out.extend(topic_id)
             w.array(parts, lambda part: w.put("i", part[0]).blob(part[1]).tags()).tags()
+
         topic_id = self.topic_id(topic) if version >= 13 else None
         w.array([0], each).tags()
         return self.send(PRODUCE, version, w.out)
@@ -417,6 +455,7 @@ class Conn:
                 done.message = r.string()
             r.tags()
             out[index] = done
+
         r.array(lambda: (r.string() if version < 13 else r.raw(16), r.array(partition), r.tags()))
         r.get("i")
         r.tags()
@@ -429,7 +468,9 @@ class Conn:
 
     # Fetch
 
-    def send_fetch(self, topic, offsets, max_wait_ms=0, min_bytes=1, max_bytes=50 << 20, partition_bytes=10 << 20, version=12):
+    def send_fetch(
+        self, topic, offsets, max_wait_ms=0, min_bytes=1, max_bytes=50 << 20, partition_bytes=10 << 20, version=12
+    ):
         """`offsets`: partition -> offset."""
         w = W(version >= 12)
         topic_id = self.topic_id(topic) if version >= 13 else None
@@ -453,6 +494,7 @@ class Conn:
         def each(_):
             w.string(topic) if version < 13 else w.out.extend(topic_id)
             w.array(list(offsets.items()), partition).tags()
+
         w.array([0], each)
         if version >= 7:
             w.array([], None)
@@ -477,6 +519,7 @@ class Conn:
                 r.get("i")
             out[index] = Fetched(error, high, start, r.blob() or b"")
             r.tags()
+
         r.array(lambda: (r.string() if version < 13 else r.raw(16), r.array(partition), r.tags()))
         r.tags()
         r.done()
@@ -499,6 +542,7 @@ class Conn:
             if version >= 4:
                 w.put("i", -1)
             w.put("q", timestamp).tags()
+
         w.array([0], lambda _: w.string(topic).array([0], each).tags())
         if version >= 10:
             w.put("i", 30000)
@@ -519,6 +563,7 @@ class Conn:
             (answer,) = r.array(found)
             r.tags()
             return answer
+
         (answer,) = r.array(per_topic)
         r.tags()
         r.done()

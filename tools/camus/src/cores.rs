@@ -182,6 +182,7 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
         stopping: AtomicBool::new(false),
         drained: AtomicUsize::new(0),
         clients_bytes_max: plan.budgets.clients_bytes,
+        idle_max: Duration::from_millis(settings.connections_idle_ms_max),
         frame_bytes_max: limits::FRAME_BYTES_MAX.min(plan.budgets.clients_bytes / 2),
     }
 }

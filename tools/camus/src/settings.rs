@@ -87,6 +87,8 @@ settings! {
          when a listener is 0.0.0.0 or [::].";
     "max.connections", Kind::Int { min: 1, max: 1_000_000 }, "10000", "connections", Effect::Works,
         "Client connections of the whole broker, shared out evenly over its cores. One too many is closed at once.";
+    "connections.max.idle.ms", Kind::Int { min: 1_000, max: i64::MAX }, "600000", "ms", Effect::Works,
+        "A connection that owes nothing and is owed nothing for this long is closed.";
     "num.partitions", Kind::Int { min: 1, max: limits::PARTITIONS_PER_TOPIC_MAX as i64 },
         "1", "partitions", Effect::Works,
         "Partitions of a topic that is made without a number.";
@@ -255,6 +257,7 @@ pub struct Settings {
     /// One for each listener, or none at all: then a listener is advertised as it is bound.
     pub advertised: Vec<Listener>,
     pub connections_max: usize,
+    pub connections_idle_ms_max: u64,
     pub num_partitions: i32,
     pub default_replication_factor: i16,
     pub auto_create_topics: bool,
@@ -342,6 +345,7 @@ impl Settings {
             listeners,
             advertised,
             connections_max: int("max.connections") as usize,
+            connections_idle_ms_max: int("connections.max.idle.ms") as u64,
             num_partitions: int("num.partitions") as i32,
             default_replication_factor: int("default.replication.factor") as i16,
             auto_create_topics: parse_bool(&text("auto.create.topics.enable")).expect("it was checked"),
