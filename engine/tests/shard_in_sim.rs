@@ -6,11 +6,12 @@ mod partition_kit;
 mod shard_kit;
 
 use bytes::Bytes;
+use camus_engine::io::sim::Crash;
 use camus_engine::shard::api::{Answer, Ask, OffsetQuery, Refusal, Route};
 use camus_engine::types::{LeaderEpoch, Offset};
 use partition_kit::{Batch, Rec};
 use shard_kit::{Bench, Seed, Shape, Stored, rest_of, seeds};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// The simulator's wall clock begins here.
@@ -21,7 +22,7 @@ fn batch(tag: u64, count: usize, value_bytes: usize, producer: (i64, i16, i32)) 
     let record = |n: usize| {
         let mut value = tag.to_le_bytes().to_vec();
         value.resize(value_bytes.max(8), n as u8);
-        Rec { value: Some(value), timestamp: NOW + tag as i64, ..Rec::default() }
+        Rec { value: Some(value), timestamp: NOW + (tag % 100_000) as i64, ..Rec::default() }
     };
     let mut batch = Batch::of((0..count).map(record).collect());
     batch.producer = producer;
@@ -286,6 +287,10 @@ impl Crowd {
         self.log_starts[to] = at;
     }
 
+    fn trim_all(&mut self, bench: &mut Bench, to: usize) {
+        self.log_starts[to] = bench.trim(self.routes[to], None).unwrap().0;
+    }
+
     /// Everything that the promises say of what can be read now.
     fn check(&mut self, bench: &mut Bench) {
         for to in 0..self.routes.len() {
@@ -365,4 +370,172 @@ fn acknowledged_batches_survive_any_crash_once_and_in_order() {
         acked += crowd.sent.iter().filter(|sent| sent.acked.is_some()).count();
     }
     assert!(acked > 1_000 || seeds(0..60).end - seeds(0..60).start == 1, "{acked} batches say little");
+}
+
+// ------------------------------------------------------------------------------------------------- segments
+
+const SMALL: Shape = Shape { segment_bytes: 64 * 1024, segments_max: 40, cache_bytes: 1024 * 1024, data_shards: 2 };
+
+/// Writes about as many segments as that.
+fn fill(bench: &mut Bench, to: Route, segments: u64, tag: &mut u64) {
+    let mut written = 0;
+    while written < segments * SMALL.segment_bytes {
+        *tag += 1;
+        let batch = plain(*tag, 2, 2_000);
+        written += batch.len().next_multiple_of(4096) as u64;
+        bench.produce(to, &batch).unwrap();
+    }
+}
+
+/// Lost if it fails: the disk, which fills up for good though everything on it was deleted.
+#[test]
+fn deleted_data_gives_its_segments_back() {
+    for seed in seeds(0..6) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, SMALL);
+        let idle = bench.add(2, 99);
+        bench.produce(idle, &plain(0, 1, 10)).unwrap();
+        bench.trim(idle, None).unwrap();
+        let mut p = bench.add(1, 1);
+        let (mut tag, mut most) = (0, 0);
+        for round in 0..25 {
+            fill(&mut bench, p, 5, &mut tag);
+            if round % 2 == 0 {
+                bench.trim(p, None).unwrap();
+            } else {
+                bench.delete(p);
+                p = bench.add(1 + round % 4 / 2, 2 + u64::from(round));
+            }
+            bench.run_ms(3_000);
+            most = most.max(bench.board.borrow().disk_bytes);
+            if bench.world.rng().chance(30) {
+                bench.crash_somehow();
+                bench.start();
+            }
+        }
+        let segments = most / SMALL.segment_bytes;
+        assert!(segments <= 16, "125 segments were written and deleted five at a time, and {segments} are taken");
+    }
+}
+
+/// Lost if it fails: what a producer may retry, where a log starts and ends, who leads since when, which partitions
+/// there are: all that lies in segments that were given back.
+#[test]
+fn state_survives_the_loss_of_the_segments_it_came_from() {
+    for seed in seeds(0..20) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, SMALL);
+        let (p, q, other) = (bench.add(1, 1), bench.add(2, 2), bench.add(1, 3));
+        bench.add(2, 4);
+        // q is written to and trimmed once, in the beginning; p keeps some of its data
+        let retries: Vec<_> = (0..5).map(|n| batch(n, 2, 50, (7, 0, 2 * n as i32))).collect();
+        for (n, retry) in retries.iter().enumerate() {
+            assert_eq!(bench.produce(q, retry).unwrap().base_offset, Offset(2 * n as i64));
+        }
+        bench.crash(Crash::Process);
+        bench.start();
+        bench.produce(q, &batch(5, 1, 50, (8, 3, 0))).unwrap();
+        bench.trim(q, Some(11)).unwrap();
+        let mut tag = 100;
+        for _ in 0..3 {
+            fill(&mut bench, p, 4, &mut tag);
+            bench.trim(p, None).unwrap();
+            bench.run_ms(3_000);
+        }
+        bench.delete(other);
+        bench.run_ms(3_000);
+        let kept = plain(1_000_000, 3, 100);
+        let kept_at = bench.produce(p, &kept).unwrap().base_offset;
+        let meta = bench.board.borrow().meta.clone();
+        let terms: Vec<_> = (0..3).map(|shard| bench.term(shard).unwrap().0).collect();
+
+        for life in 0..4 {
+            bench.crash_somehow();
+            bench.start();
+            assert!(bench.board.borrow().recovered_from_snapshot, "the front of the log is still there");
+            assert_eq!(bench.board.borrow().meta, meta);
+            for (shard, term) in terms.iter().enumerate() {
+                assert_eq!(bench.term(shard as u32).unwrap().0, term + 1 + life, "shard {shard}");
+            }
+            let earliest = |bench: &mut Bench, from| bench.find(from, OffsetQuery::Earliest).offset;
+            let latest = |bench: &mut Bench, from| bench.find(from, OffsetQuery::Latest).offset;
+            assert_eq!((earliest(&mut bench, q), latest(&mut bench, q)), (Offset(11), Offset(11)));
+            assert_eq!((earliest(&mut bench, p), latest(&mut bench, p)), (kept_at, kept_at + 3));
+            assert_eq!(rests(&bench.read_all(p)), [rest_of(&kept)]);
+            for (n, retry) in retries.iter().enumerate() {
+                assert_eq!(bench.produce(q, retry).unwrap().base_offset, Offset(2 * n as i64), "retry {n}");
+            }
+            let skipped = bench.produce(q, &batch(9, 1, 50, (7, 0, 20)));
+            assert!(matches!(skipped, Err(Refusal::OutOfOrderSequence { .. })), "{skipped:?}");
+            let fenced = bench.produce(q, &batch(9, 1, 50, (8, 2, 1)));
+            assert!(matches!(fenced, Err(Refusal::OldProducerEpoch { .. })), "{fenced:?}");
+            // the epochs of what is left
+            let request = bench.ask(Ask::EpochEnd { from: p, epoch: LeaderEpoch(2), current: None });
+            let Answer::EpochEnd(Ok(end)) = bench.wait(request) else { panic!("no epoch") };
+            assert_eq!((end.epoch, end.end), (LeaderEpoch(2), kept_at + 3));
+            let ms = bench.world.rng().between(0, 2_500);
+            bench.run_ms(ms);
+        }
+        let next = bench.produce(q, &batch(10, 1, 50, (7, 0, 10))).unwrap();
+        assert_eq!(next.base_offset, Offset(11));
+    }
+}
+
+/// Lost if it fails: a core that does not start any more, or starts without something, because it died while segments
+/// were given back, snapshots were written, or topics were deleted.
+#[test]
+fn a_crash_at_any_moment_of_giving_segments_back_loses_nothing() {
+    let mut from_snapshots = 0;
+    for seed in seeds(0..60) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { segments_max: 400, ..SMALL });
+        let mut crowd = Crowd::new(&mut bench, 3);
+        let mut bulk = bench.add(1, 1000);
+        let mut tag = 1 << 40;
+        let (mut sequence, mut acked) = (0, VecDeque::new());
+        for life in 0..6 {
+            for _ in 0..bench.world.rng().between(1, 6) {
+                let segments = bench.world.rng().between(0, 3);
+                fill(&mut bench, bulk, segments, &mut tag);
+                for _ in 0..bench.world.rng().between(0, 10) {
+                    crowd.work(&mut bench);
+                }
+                let to = bench.world.rng().between(0, 2) as usize;
+                match bench.world.rng().between(0, 5) {
+                    0 => crowd.trim(&mut bench, to),
+                    1 => (0..3).for_each(|to| crowd.trim_all(&mut bench, to)),
+                    2 => {
+                        bench.delete(bulk);
+                        tag += 1;
+                        bulk = bench.add(1 + tag as u32 % 2, 1000 + tag);
+                        (sequence, acked) = (0, VecDeque::new());
+                    }
+                    _ => {
+                        bench.trim(bulk, None).unwrap();
+                    }
+                }
+                let batch = batch(tag << 8, 1, 20, (55, 0, sequence));
+                sequence += 1;
+                acked.push_back((batch.clone(), bench.produce(bulk, &batch).unwrap().base_offset));
+                if acked.len() > 5 {
+                    acked.pop_front();
+                }
+                let ms = bench.world.rng().between(0, 1_500);
+                bench.run_ms(ms);
+            }
+            crowd.hear(&bench);
+            let meta = bench.board.borrow().meta.clone();
+            bench.crash_somehow();
+            bench.start();
+            from_snapshots += u64::from(bench.board.borrow().recovered_from_snapshot);
+            assert_eq!(bench.board.borrow().meta, meta, "life {life}");
+            crowd.check(&mut bench);
+            crowd.retry_all(&mut bench);
+            crowd.check(&mut bench);
+            for (batch, offset) in &acked {
+                assert_eq!(bench.produce(bulk, batch).unwrap().base_offset, *offset);
+            }
+        }
+    }
+    assert!(from_snapshots > 100 || seeds(0..60).end - seeds(0..60).start == 1, "{from_snapshots} say little");
 }

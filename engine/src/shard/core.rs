@@ -5,6 +5,7 @@ use super::api::{
 };
 use super::reads::{DiskReads, Part, ReadJob, ReadKind, Search, TimeQuery};
 use super::recovery::{self, RecoveredShard};
+use super::snapshot::Places;
 use super::watch::Watches;
 use crate::io::buf::ChunkPool;
 use crate::io::{DiskDone, DiskOp, OpId, Volume};
@@ -108,6 +109,8 @@ pub(super) struct Shard {
     pub replica: Replica,
     pub partitions: BTreeMap<PartitionId, Partition>,
     pub proposals: BTreeMap<Index, Proposal>,
+    /// In which segments the entries lie.
+    pub places: Places,
     pub applied: Index,
     /// Something was proposed or happened that the replica has to be asked about.
     pub dirty: bool,
@@ -115,6 +118,13 @@ pub(super) struct Shard {
     pub last_lsn: Lsn,
     /// Where the newest whole snapshot begins; before it no segment is needed for the shard's state.
     pub state_from: SegmentSeq,
+}
+
+impl Shard {
+    /// The segment with the first entry that a snapshot of now does not have, if there is one.
+    fn rest_from(&self) -> Option<SegmentSeq> {
+        self.places.of(Index(self.applied.0 + 1))
+    }
 }
 
 /// A produce that waits for room in the WAL.
@@ -167,12 +177,13 @@ impl Core {
         let first = wal.segment_now().max(SegmentSeq(1));
         let (recovered, meta) = scan.finish(volume)?;
         let mut shards = BTreeMap::new();
-        for (id, RecoveredShard { log, partitions, proposals, applied, state_from }) in recovered {
+        for (id, RecoveredShard { log, partitions, proposals, places, applied, state_from }) in recovered {
             let replica = Replica::new(id, config.raft_id, &[config.raft_id], log);
             let shard = Shard {
                 replica,
                 partitions,
                 proposals,
+                places,
                 applied,
                 dirty: true,
                 last_lsn: wal.durable(),
@@ -293,8 +304,9 @@ impl Core {
         let crc = crc32c::crc32c(&command);
         let Ok(entry) = shard.replica.propose(RecordKind::Meta, command.len() as u32, crc) else { return false };
         let head = entry_head(RecordKind::Meta, META_SHARD, entry, shard.replica.commit());
-        let (lsn, _) = self.wal.append(head, &[&command], Some(crc));
+        let (lsn, at) = self.wal.append(head, &[&command], Some(crc));
         shard.last_lsn = lsn;
+        shard.places.note(entry.index, at.segment);
         shard.dirty = true;
         shard.proposals.insert(entry.index, Proposal::Meta { command, waiting: ticket });
         true
@@ -304,7 +316,7 @@ impl Core {
     pub fn meta_snapshot(&mut self, bytes: Vec<u8>) {
         if let Some(shard) = self.shards.get(&META_SHARD) {
             let term = shard.replica.term_of(shard.applied).expect("the last applied entry stays in the log");
-            self.snapshots.add(META_SHARD, shard.applied, term, bytes);
+            self.snapshots.add(META_SHARD, shard.applied, term, bytes, shard.rest_from());
         }
     }
 
@@ -472,6 +484,7 @@ impl Core {
         let head = checked.head.record_head(to.shard, to.partition, entry, base_offset, shard.replica.commit());
         let (lsn, at) = self.wal.append(head, &checked.stored_parts(&stored), Some(stored.crc));
         shard.last_lsn = lsn;
+        shard.places.note(entry.index, at.segment);
         shard.dirty = true;
         partition.proposed(entry, &checked.head, base_offset, at);
         let pending = PendingBatch {
@@ -514,8 +527,9 @@ impl Core {
             base_offset: offset,
             ..entry_head(RecordKind::Trim, to.shard, entry, shard.replica.commit())
         };
-        let (lsn, _) = self.wal.append(head, &[], None);
+        let (lsn, at) = self.wal.append(head, &[], None);
         shard.last_lsn = lsn;
+        shard.places.note(entry.index, at.segment);
         shard.dirty = true;
         shard.proposals.insert(entry.index, Proposal::Trim { head, waiting: Some(ticket) });
     }
@@ -549,8 +563,9 @@ impl Core {
         for entry in &ready.entries {
             if entry.about.kind == RecordKind::Noop {
                 let head = entry_head(RecordKind::Noop, id, entry.id, shard.replica.commit());
-                let (lsn, _) = self.wal.append(head, &[], None);
+                let (lsn, at) = self.wal.append(head, &[], None);
                 shard.last_lsn = lsn;
+                shard.places.note(entry.id.index, at.segment);
                 shard.proposals.insert(entry.id.index, Proposal::Noop);
             } else {
                 assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
@@ -733,6 +748,7 @@ impl Core {
         for shard in self.shards.values_mut() {
             // with one voter nobody asks for entries that are applied
             shard.replica.compact(shard.applied);
+            shard.places.forget_below(shard.applied);
         }
         if state_from < data_from && self.snapshots.is_idle() {
             for (id, shard) in &self.shards {
@@ -744,7 +760,7 @@ impl Core {
                 } else {
                     let bytes = super::snapshot::encode(&shard.partitions);
                     let term = shard.replica.term_of(shard.applied).expect("the last applied entry stays in the log");
-                    self.snapshots.add(*id, shard.applied, term, bytes);
+                    self.snapshots.add(*id, shard.applied, term, bytes, shard.rest_from());
                 }
             }
         }
@@ -764,7 +780,7 @@ impl Core {
                 // the segment with the last one may go when the snapshot is there
                 let (head, body) = shard.replica.hard_state().record(part.shard);
                 let (_, at) = self.wal.append(head, &[&body], None);
-                self.snapshots.begin(part.shard, at.segment);
+                self.snapshots.begin(&part, at.segment);
             }
             let (lsn, _) = self.wal.append(part.head(shard.replica.commit()), &[&part.body], None);
             self.snapshots.appended(&part, lsn);

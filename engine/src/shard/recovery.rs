@@ -5,7 +5,7 @@
 //! applied. What is in the log but not known to be committed waits for the replica to say so.
 
 use super::core::{PendingBatch, Proposal, RecoverError, RecoveredMeta};
-use super::snapshot;
+use super::snapshot::{self, Places};
 use crate::io::Volume;
 use crate::partition::Partition;
 use crate::replica::{HardState, RecoveredLog};
@@ -19,6 +19,7 @@ pub(super) struct RecoveredShard {
     pub log: RecoveredLog,
     pub partitions: BTreeMap<PartitionId, Partition>,
     pub proposals: BTreeMap<Index, Proposal>,
+    pub places: Places,
     pub applied: Index,
     pub state_from: Option<SegmentSeq>,
 }
@@ -51,6 +52,7 @@ struct ShardScan {
     commit: Index,
     applied: Index,
     pending: VecDeque<Entry>,
+    places: Places,
     snapshot: Option<(Index, Term)>,
     state_from: Option<SegmentSeq>,
     assembly: Option<Assembly>,
@@ -84,7 +86,9 @@ impl Scan {
         let done = match head.kind {
             RecordKind::HardState => shard.hard_state(head, body, at),
             RecordKind::Snapshot => shard.part(head, body, &mut self.meta),
-            RecordKind::Noop | RecordKind::Batch | RecordKind::Trim | RecordKind::Meta => shard.entry(head, body, at),
+            RecordKind::Noop | RecordKind::Batch | RecordKind::Trim | RecordKind::Meta => {
+                shard.entry(head, body, at, &mut self.meta)
+            }
             RecordKind::Membership => Err("a change of replicas, which this version does not know".to_owned()),
         };
         if let Err(fault) = done.and_then(|()| {
@@ -125,6 +129,7 @@ impl Scan {
                 log,
                 partitions: scan.partitions,
                 proposals,
+                places: scan.places,
                 applied: scan.applied,
                 state_from: scan.state_from.or_else(|| scan.first.map(|_| SegmentSeq(1))),
             };
@@ -150,8 +155,11 @@ impl ShardScan {
         Ok(())
     }
 
-    fn entry(&mut self, head: &RecordHead, body: &[u8], at: RecordAt) -> Result<(), String> {
+    fn entry(&mut self, head: &RecordHead, body: &[u8], at: RecordAt, meta: &mut RecoveredMeta) -> Result<(), String> {
         if self.first.is_none() {
+            if self.snapshot.is_some_and(|(index, _)| head.index.0 > index.0 + 1) {
+                self.forget_snapshot(meta, head.shard);
+            }
             self.first = Some(head.index);
             self.last = Index(head.index.0 - 1);
         }
@@ -171,6 +179,7 @@ impl ShardScan {
             self.terms.push((head.index, head.term));
         }
         self.last = head.index;
+        self.places.note(head.index, at.segment);
         let body = if head.kind == RecordKind::Meta { Bytes::copy_from_slice(body) } else { Bytes::new() };
         self.pending.push_back(Entry { head: *head, at, body });
         Ok(())
@@ -214,6 +223,9 @@ impl ShardScan {
             if self.applied < whole.index {
                 return Err(format!("a snapshot at {} of which only {} is in the log", whole.index, self.applied));
             }
+        } else if self.first.is_some_and(|first| first.0 > whole.index.0 + 1) {
+            // Entries behind it lay in front of it, in a segment that is gone: a newer snapshot follows.
+            return Ok(());
         } else {
             if shard == META_SHARD {
                 meta.snapshot = Some((whole.index, whole.state));
@@ -238,8 +250,19 @@ impl ShardScan {
             }
         }
         self.snapshot = Some((whole.index, whole.term));
-        self.state_from = Some(whole.from);
+        // entries behind its state may lie in front of it
+        let rest_from = self.places.of(Index(whole.index.0 + 1));
+        self.state_from = Some(rest_from.map_or(whole.from, |rest| rest.min(whole.from)));
         Ok(())
+    }
+
+    /// Entries behind the snapshot that was read lay in front of it, in a segment that is gone: a newer one follows.
+    fn forget_snapshot(&mut self, meta: &mut RecoveredMeta, shard: ShardId) {
+        if shard == META_SHARD {
+            *meta = RecoveredMeta::default();
+        }
+        (self.snapshot, self.state_from, self.applied) = (None, None, Index(0));
+        self.partitions.clear();
     }
 
     /// Is the state that of all entries up to `applied`?

@@ -19,6 +19,8 @@ pub(super) struct Part {
     pub number: u32,
     pub parts: u32,
     pub body: Bytes,
+    /// Entries behind the snapshot may lie in front of it: the first of them is in this segment.
+    rest_from: Option<SegmentSeq>,
 }
 
 impl Part {
@@ -49,7 +51,8 @@ impl Snapshots {
         self.parts.is_empty() && self.written.is_empty()
     }
 
-    pub fn add(&mut self, shard: ShardId, index: Index, term: Term, state: Vec<u8>) {
+    /// `rest_from`: the segment of the entry at `index + 1`, if it is written by now.
+    pub fn add(&mut self, shard: ShardId, index: Index, term: Term, state: Vec<u8>, rest_from: Option<SegmentSeq>) {
         let state = Bytes::from(state);
         let count = state.len().div_ceil(limits::SNAPSHOT_PART_BYTES_MAX).max(1);
         for number in 0..count {
@@ -62,6 +65,7 @@ impl Snapshots {
                 number: number as u32,
                 parts: count as u32,
                 body: state.slice(from..to),
+                rest_from,
             });
         }
     }
@@ -74,9 +78,10 @@ impl Snapshots {
         self.parts.pop_front()
     }
 
-    /// What belongs to the shard's snapshot begins in this segment.
-    pub fn begin(&mut self, shard: ShardId, segment: SegmentSeq) {
-        self.begun.insert(shard, segment);
+    /// The snapshot is being written from this segment on. What belongs to it begins there, or with the entries that come
+    /// after its state and were written before it.
+    pub fn begin(&mut self, part: &Part, segment: SegmentSeq) {
+        self.begun.insert(part.shard, part.rest_from.map_or(segment, |rest| rest.min(segment)));
     }
 
     pub fn appended(&mut self, part: &Part, lsn: Lsn) {
@@ -97,6 +102,38 @@ impl Snapshots {
             done.push((shard, from));
         }
         done
+    }
+}
+
+/// In which segments the entries of one shard lie: the first entry of each run. One element for each segment.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Places {
+    runs: VecDeque<(Index, SegmentSeq)>,
+    last: Index,
+}
+
+impl Places {
+    /// The entry lies in this segment. One at a position that is taken replaces it and all after it.
+    pub fn note(&mut self, index: Index, segment: SegmentSeq) {
+        while self.runs.back().is_some_and(|(first, _)| *first >= index) {
+            self.runs.pop_back();
+        }
+        if self.runs.back().is_none_or(|(_, last)| *last != segment) {
+            self.runs.push_back((index, segment));
+        }
+        self.last = index;
+    }
+
+    /// The segment of an entry that was noted and not forgotten.
+    pub fn of(&self, index: Index) -> Option<SegmentSeq> {
+        let run = self.runs.partition_point(|(first, _)| *first <= index);
+        (index <= self.last).then_some(self.runs.get(run.checked_sub(1)?)?.1)
+    }
+
+    pub fn forget_below(&mut self, index: Index) {
+        while self.runs.get(1).is_some_and(|(first, _)| *first <= index) {
+            self.runs.pop_front();
+        }
     }
 }
 
