@@ -7,8 +7,11 @@ mod shard_kit;
 
 use bytes::Bytes;
 use camus_engine::io::sim::Crash;
-use camus_engine::shard::api::{Answer, Ask, OffsetQuery, Refusal, Route};
+use camus_engine::io::{FileId, Volume};
+use camus_engine::shard::api::{Answer, Ask, BatchRules, OffsetQuery, Refusal, Route};
+use camus_engine::shard::core::RecoverError;
 use camus_engine::types::{LeaderEpoch, Offset};
+use camus_engine::wal::WalError;
 use partition_kit::{Batch, Rec};
 use shard_kit::{Bench, Seed, Shape, Stored, rest_of, seeds};
 use std::collections::{BTreeMap, VecDeque};
@@ -538,4 +541,340 @@ fn a_crash_at_any_moment_of_giving_segments_back_loses_nothing() {
         }
     }
     assert!(from_snapshots > 100 || seeds(0..60).end - seeds(0..60).start == 1, "{from_snapshots} say little");
+}
+
+// ------------------------------------------------------------------------------------------------- faults
+
+/// Where on the disk the record with this tag lies: the file, and the byte of the tag.
+fn place_of(bench: &Bench, tag: u64) -> (FileId, u64) {
+    let volume = bench.disk().volume();
+    for (file, len) in volume.files().unwrap() {
+        let mut bytes = vec![0; len as usize];
+        volume.read(file, 0, &mut bytes).unwrap();
+        if let Some(at) = bytes.windows(8).position(|window| window == tag.to_le_bytes()) {
+            return (file, at as u64);
+        }
+    }
+    panic!("{tag} is nowhere");
+}
+
+const TAG: u64 = 0x1234_5678_9abc_0000;
+
+/// Lost if it fails: a full disk would end in a broker that hangs, lies, dies, or has to be restarted.
+#[test]
+fn a_full_disk_refuses_produces_serves_reads_and_heals_by_itself() {
+    for seed in seeds(0..20) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, SMALL);
+        let p = bench.add(1, 1);
+        bench.produce(p, &plain(0, 1, 10)).unwrap();
+        bench.run_ms(500);
+        bench.disk().set_capacity(bench.board.borrow().disk_bytes);
+        let (mut stored, mut refused) = (vec![rest_of(&plain(0, 1, 10))], 0);
+        for n in 0..30 {
+            let batches: Vec<_> = (0..8).map(|m| plain(1 + 8 * n + m, 1, 3_000)).collect();
+            let requests: Vec<_> = batches.iter().map(|batch| bench.send(p, batch)).collect();
+            for (request, batch) in requests.into_iter().zip(&batches) {
+                match bench.wait(request) {
+                    Answer::Produced(Ok(_)) => stored.push(rest_of(batch)),
+                    Answer::Produced(Err(Refusal::NoSpace)) => refused += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert!(refused > 50, "{refused}: the disk is not full");
+        assert_eq!(rests(&bench.read_all(p)), stored);
+        assert!(bench.board.borrow().fatal.is_none());
+        // a full disk is no reason not to start
+        bench.crash_somehow();
+        bench.start();
+        assert_eq!(rests(&bench.read_all(p)), stored);
+        bench.disk().set_capacity(u64::MAX);
+        bench.run_ms(3_000);
+        for n in 0..30 {
+            bench.produce(p, &plain(1_000 + n, 1, 3_000)).unwrap();
+        }
+    }
+}
+
+/// Lost if it fails: a log that reached its limit would stay full, though everything in it was deleted.
+#[test]
+fn a_log_at_its_limit_takes_deletions_and_heals_by_them() {
+    for seed in seeds(0..20) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { segments_max: 8, ..SMALL });
+        let mut p = bench.add(1, 1);
+        let mut tag = 0;
+        for round in 0..6 {
+            let mut requests = Vec::new();
+            for _ in 0..200 {
+                tag += 1;
+                requests.push(bench.send(p, &plain(tag, 1, 3_000)));
+            }
+            let answers: Vec<_> = requests.into_iter().map(|request| bench.wait(request)).collect();
+            let is_full = |answer: &Answer| matches!(answer, Answer::Produced(Err(Refusal::NoSpace)));
+            assert!(answers.iter().any(is_full), "the log is not full");
+            // each life takes a segment
+            for _ in 0..bench.world.rng().between(0, 4) {
+                bench.crash_somehow();
+                bench.start();
+            }
+            if round % 2 == 0 {
+                bench.trim(p, None).unwrap();
+            } else {
+                bench.delete(p);
+                p = bench.add(1, 2 + round);
+            }
+            for _ in 0..bench.world.rng().between(0, 2) {
+                bench.crash_somehow();
+                bench.start();
+            }
+            bench.run_ms(5_000);
+            bench.produce(p, &plain(tag << 20, 1, 3_000)).unwrap();
+        }
+    }
+}
+
+/// Lost if it fails: promise 7. A write that failed would be acknowledged, or tried again into success.
+#[test]
+fn nothing_is_acknowledged_after_a_failed_write() {
+    let mut lost_in_time = 0;
+    for seed in seeds(0..40) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape::default());
+        let p = bench.add(1, 1);
+        let mut sent = Vec::new();
+        for n in 0..20 {
+            let batch = plain(n, 1, 200);
+            sent.push((bench.send(p, &batch), batch));
+            let us = bench.world.rng().between(0, 300);
+            bench.world.run_for(Duration::from_micros(us));
+        }
+        bench.disk().fail_writes(1);
+        for n in 20..40 {
+            let batch = plain(n, 1, 200);
+            sent.push((bench.send(p, &batch), batch));
+            let us = bench.world.rng().between(0, 300);
+            bench.world.run_for(Duration::from_micros(us));
+        }
+        bench.run_ms(60);
+        assert!(bench.board.borrow().fatal.is_some(), "the process would go on");
+        assert_eq!((0..3).filter_map(|shard| bench.term(shard)).count(), 0, "nobody leads here any more");
+        let acked = |bench: &Bench, request| match bench.answer(request) {
+            Some(Answer::Produced(Ok(produced))) => Some(produced.base_offset.0),
+            _ => None,
+        };
+        let acked: Vec<_> = sent.iter().map(|(request, batch)| (acked(&bench, *request), batch.clone())).collect();
+        lost_in_time += acked.iter().filter(|(offset, _)| offset.is_none()).count();
+        // what came after is refused, and not with a success
+        for ask in [
+            Ask::Produce { to: p, batch: plain(99, 1, 10), rules: BatchRules::default() },
+            Ask::Trim { to: p, offset: Some(Offset(1)) },
+        ] {
+            let request = bench.ask(ask);
+            let answer = bench.wait(request);
+            let refused =
+                matches!(answer, Answer::Produced(Err(Refusal::Storage)) | Answer::Trimmed(Err(Refusal::Storage)));
+            assert!(refused, "{answer:?}");
+        }
+        bench.crash_somehow();
+        bench.start();
+        let stored = bench.read_all(p);
+        for (offset, batch) in acked {
+            let Some(offset) = offset else { continue };
+            let found = stored.iter().find(|stored| stored.base == offset).map(|stored| &stored.rest);
+            assert_eq!(found, Some(&rest_of(&batch)), "offset {offset} was acknowledged");
+        }
+    }
+    assert!(lost_in_time > 0, "every write had ended before the fault");
+}
+
+/// Lost if it fails: promise 8. A consumer would get bytes that nobody wrote, or nothing of what is whole.
+#[test]
+fn a_batch_that_rots_is_refused_and_its_neighbours_are_served() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { cache_bytes: 0, ..Shape::default() });
+        let (p, q) = (bench.add(1, 1), bench.add(1, 2));
+        let batches: Vec<_> = (0..20).map(|n| plain(TAG + n, 1, 1_000)).collect();
+        for batch in &batches {
+            bench.produce(p, batch).unwrap();
+            bench.produce(q, batch).unwrap();
+        }
+        let (file, at) = place_of(&bench, TAG + 7);
+        bench.disk().rot(file, at + bench.world.rng().between(0, 900));
+        assert_eq!(bench.read(p, 7, 10_000).unwrap_err(), Refusal::Storage);
+        let before = bench.read(p, 0, 1_000_000).unwrap();
+        assert_eq!(before.batches.len(), 7, "what is before it is served");
+        let after = bench.read(p, 8, 1_000_000).unwrap();
+        let after: Vec<_> = after.batches.into_iter().map(|batch| Stored::of(batch).rest).collect();
+        assert_eq!(after, batches[8..].iter().map(rest_of).collect::<Vec<_>>());
+        assert_eq!(bench.read_all(q).len(), 20, "another partition has nothing to do with it");
+        assert!(bench.board.borrow().fatal.is_none(), "a read that fails is no reason to end");
+        bench.produce(p, &plain(TAG + 100, 1, 10)).unwrap();
+        // it was acknowledged: the core does not start as if nothing were
+        bench.run_ms(1_000);
+        bench.crash_somehow();
+        let refused = bench.try_start();
+        assert!(matches!(refused, Err(RecoverError::Wal(WalError::Damaged(_)))), "{refused:?}");
+    }
+}
+
+/// Lost if it fails: a reader gets an error for good after one that passed, or a time query finds what is not there.
+#[test]
+fn a_read_that_fails_is_refused_once() {
+    let mut bench = Bench::new(3, Shape { cache_bytes: 0, ..Shape::default() });
+    let p = bench.add(1, 1);
+    (0..10).for_each(|n| {
+        bench.produce(p, &plain(n, 1, 1_000)).unwrap();
+    });
+    bench.disk().fail_reads(1);
+    assert_eq!(bench.read(p, 3, 1_000).unwrap_err(), Refusal::Storage);
+    assert_eq!(bench.read_all(p).len(), 10);
+    bench.disk().fail_reads(1);
+    let request = bench.ask(Ask::Find { from: p, what: OffsetQuery::MaxTimestamp, epoch: None });
+    assert!(matches!(bench.wait(request), Answer::Found(Err(Refusal::Storage))));
+    assert_eq!(bench.find(p, OffsetQuery::MaxTimestamp).offset, Offset(9));
+}
+
+/// Lost if it fails: promise 1, as soon as writes end in another order than they began.
+#[test]
+fn a_slow_disk_keeps_the_order() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape::default());
+        let p = bench.add(1, 1);
+        let batches: Vec<_> = (0..200).map(|n| batch(n, 1, 100, (9, 0, n as i32))).collect();
+        let mut requests = Vec::new();
+        for (n, batch) in batches.iter().enumerate() {
+            let slow = bench.world.rng().between(0, 3);
+            bench.disk().slow_down(Duration::from_millis(if n % 7 == 0 { 10 * slow } else { 0 }));
+            requests.push(bench.send(p, batch));
+            let us = bench.world.rng().between(0, 200);
+            bench.world.run_for(Duration::from_micros(us));
+            // nothing is visible before it is acknowledged, and what is acknowledged is visible
+            let acked = requests.iter().take_while(|request| bench.answer(**request).is_some()).count() as i64;
+            let latest = bench.find(p, OffsetQuery::Latest).offset.0;
+            assert!(latest >= acked);
+        }
+        for (n, request) in requests.into_iter().enumerate() {
+            let Answer::Produced(Ok(produced)) = bench.wait(request) else { panic!("batch {n}") };
+            assert_eq!(produced.base_offset, Offset(n as i64));
+        }
+        assert_eq!(rests(&bench.read_all(p)), batches.iter().map(rest_of).collect::<Vec<_>>());
+    }
+}
+
+/// Lost if it fails: a fetch that spans memory and disk would skip, repeat or reorder.
+#[test]
+fn a_read_takes_what_is_in_memory_from_there_and_the_rest_from_the_disk() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { cache_bytes: 128 * 1024, segments_max: 64, ..Shape::default() });
+        let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+        let batches: Vec<_> = (0..120).map(|n| plain(n, 2, 2_000)).collect();
+        for (n, batch) in batches.iter().enumerate() {
+            bench.produce(p, batch).unwrap();
+            if n % 3 == 0 {
+                bench.produce(q, &plain(1_000 + n as u64, 1, 500)).unwrap();
+            }
+        }
+        let before = bench.board.borrow().reads_from_disk;
+        let tail = bench.read(p, 230, u32::MAX).unwrap();
+        assert_eq!((tail.batches.len(), bench.board.borrow().reads_from_disk), (5, before), "the tail is in memory");
+        let all = bench.read(p, 0, u32::MAX).unwrap();
+        let all: Vec<_> = all.batches.into_iter().map(|batch| Stored::of(batch).rest).collect();
+        assert_eq!(all, batches.iter().map(rest_of).collect::<Vec<_>>());
+        let reads = bench.board.borrow().reads_from_disk - before;
+        assert!((1..=16).contains(&reads), "{reads} reads");
+        // many at once wait for each other, and all come
+        let requests: Vec<_> = (0..100)
+            .map(|n| {
+                let (offset, bytes_max) = (Offset(n * 2), 50_000);
+                bench.ask(Ask::Read { from: p, offset, bytes_max, at_least_one: true, epoch: None, watch: false })
+            })
+            .collect();
+        for (n, request) in requests.into_iter().enumerate() {
+            let Answer::Read(Ok(read)) = bench.wait(request) else { panic!("read {n}") };
+            assert_eq!(Stored::of(read.batches[0].clone()).base, n as i64 * 2);
+        }
+    }
+}
+
+/// Lost if it fails: the process dies, or a reader gets the bytes of another record, because the segment that is being
+/// read was given back and used again.
+#[test]
+fn what_is_being_read_may_be_trimmed() {
+    for seed in seeds(0..20) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { cache_bytes: 0, ..SMALL });
+        let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+        let mut tag = 0;
+        for _ in 0..6 {
+            let start = bench.find(p, OffsetQuery::Latest).offset.0;
+            fill(&mut bench, p, 4, &mut tag);
+            bench.disk().slow_down(Duration::from_millis(bench.world.rng().between(0, 1_500)));
+            let end = bench.find(p, OffsetQuery::Latest).offset.0;
+            let requests: Vec<_> = (0..60)
+                .map(|_| {
+                    let offset = bench.world.rng().between(start as u64, end as u64 - 1) as i64;
+                    let (from, bytes_max) = (p, 3_000);
+                    let offset_ = Offset(offset);
+                    let ask =
+                        Ask::Read { from, offset: offset_, bytes_max, at_least_one: true, epoch: None, watch: false };
+                    (offset, bench.ask(ask))
+                })
+                .collect();
+            bench.trim(p, None).unwrap();
+            bench.run_ms(1_500);
+            bench.disk().slow_down(Duration::ZERO);
+            fill(&mut bench, q, 3, &mut tag);
+            bench.trim(q, None).unwrap();
+            for (offset, request) in requests {
+                match bench.wait(request) {
+                    Answer::Read(Ok(read)) => {
+                        let first = Stored::of(read.batches[0].clone());
+                        assert!(first.base <= offset && offset < first.end());
+                    }
+                    Answer::Read(Err(Refusal::OffsetOutOfRange { .. })) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+    }
+}
+
+/// Lost if it fails: the producers of a shard with more state than one record holds.
+#[test]
+fn a_snapshot_in_parts_is_one_state() {
+    let mut bench = Bench::new(5, Shape { segment_bytes: 1024 * 1024, segments_max: 40, ..Shape::default() });
+    let routes = [bench.add(1, 1), bench.add(1, 2)];
+    let first = |n: u64| batch(n, 1, 8, (1 + n as i64, 0, 0));
+    let mut offsets = Vec::new();
+    for wave in 0..18 {
+        let requests: Vec<_> =
+            (0..1_000).map(|n| bench.send(routes[n as usize % 2], &first(wave * 1_000 + n))).collect();
+        for request in requests {
+            let Answer::Produced(Ok(produced)) = bench.wait(request) else { panic!("wave {wave}") };
+            offsets.push(produced.base_offset);
+        }
+    }
+    let bulk = bench.add(2, 3);
+    let mut tag = 1 << 20;
+    for _ in 0..5 {
+        fill(&mut bench, bulk, 64, &mut tag);
+        [bulk, routes[0], routes[1]].into_iter().for_each(|route| {
+            bench.trim(route, None).unwrap();
+        });
+        bench.run_ms(3_000);
+    }
+    for _ in 0..2 {
+        bench.crash(Crash::Power);
+        bench.start();
+        assert!(bench.board.borrow().recovered_from_snapshot, "the front of the log is still there");
+        for n in (0..18_000).step_by(500) {
+            let produced = bench.produce(routes[n as usize % 2], &first(n)).unwrap();
+            assert_eq!(produced.base_offset, offsets[n as usize], "producer {n} is forgotten");
+        }
+    }
 }

@@ -741,8 +741,10 @@ impl Wal {
     }
 
     fn wants_spare(&self) -> bool {
+        // A run that finds the log at its limit gets a segment all the same: without one it could not even delete.
+        let cannot_begin = self.place.is_none() && self.spares.is_empty();
         self.spares.len() < WAL_SPARE_SEGMENTS_MAX
-            && self.files() - usize::from(self.preparing) < self.config.segments_max
+            && (cannot_begin || self.files() - usize::from(self.preparing) < self.config.segments_max)
     }
 
     /// Files that are there or being made.
