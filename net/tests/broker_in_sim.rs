@@ -342,3 +342,353 @@ fn the_same_seed_gives_the_same_run() {
     }
     assert_ne!(run(500).0, run(502).0);
 }
+
+// ------------------------------------------------------------------------------------------------- the checker
+
+/// Producer 0 is idempotent and sends 1, 2, 3; producer 1 is not and sends 11, 12. All into partition 0.
+fn good() -> History {
+    let mut history = History::default();
+    for (value, producer, number) in [(1, 0, 0), (2, 0, 1), (3, 0, 2), (11, 1, 0), (12, 1, 1)] {
+        history.sent.insert(value, Sent { partition: 0, producer, number, idempotent: producer == 0 });
+    }
+    history.finally.insert(0, vec![(0, 1), (1, 11), (2, 2), (3, 12), (4, 3)]);
+    history.acked = vec![(1, 0), (11, 1), (12, 3), (2, 2)];
+    history.read = vec![(0, 0, 1), (0, 1, 11), (0, 1, 11), (0, 2, 2)];
+    history
+}
+
+/// Lost if it fails: whatever the broker does would pass.
+#[test]
+fn the_checker_takes_a_good_history_and_names_what_is_wrong_with_a_bad_one() {
+    assert_eq!(check(&good()), Ok(()));
+    let broken = |change: &dyn Fn(&mut History)| {
+        let mut history = good();
+        change(&mut history);
+        check(&history).expect_err("it is not good any more")
+    };
+    let log = |records: &'static [(i64, u64)]| {
+        move |history: &mut History| {
+            history.finally.insert(0, records.to_vec());
+        }
+    };
+    assert_eq!(broken(&log(&[(0, 1), (1, 11), (2, 2)])), Broken::Lost { value: 12, offset: 3 });
+    assert_eq!(
+        broken(&log(&[(0, 1), (1, 11), (2, 2), (3, 3), (4, 12)])),
+        Broken::Moved { value: 12, acked: 3, found: 4 }
+    );
+    assert_eq!(broken(&log(&[(0, 1), (1, 11), (3, 2)])), Broken::Gap { partition: 0, after: 1, found: 3 });
+    assert_eq!(broken(&log(&[(1, 1)])), Broken::Gap { partition: 0, after: -1, found: 1 });
+    assert_eq!(broken(&log(&[(0, 1), (1, 99)])), Broken::Invented { partition: 0, offset: 1, value: 99 });
+    assert_eq!(
+        broken(&log(&[(0, 1), (1, 11), (2, 2), (3, 12), (4, 2)])),
+        Broken::Duplicate { partition: 0, value: 2, offsets: (2, 4) }
+    );
+    assert_eq!(
+        broken(&log(&[(0, 1), (1, 3)])),
+        Broken::Disorder { partition: 0, producer: 0, number: 2, after: Some(0) }
+    );
+    assert_eq!(broken(&log(&[(0, 2)])), Broken::Disorder { partition: 0, producer: 0, number: 1, after: None });
+    assert_eq!(
+        broken(&log(&[(0, 1), (1, 12), (2, 2), (3, 11)])),
+        Broken::Disorder { partition: 0, producer: 1, number: 0, after: Some(1) }
+    );
+    assert_eq!(
+        broken(&|history| history.sent.get_mut(&11).unwrap().partition = 1),
+        Broken::Invented { partition: 0, offset: 1, value: 11 }
+    );
+    assert_eq!(
+        broken(&|history| history.read.push((0, 5, 12))),
+        Broken::ReadAndLost { partition: 0, offset: 5, value: 12 }
+    );
+    assert_eq!(
+        broken(&|history| history.read.push((0, 1, 2))),
+        Broken::Changed { partition: 0, offset: 1, before: 11, after: 2 }
+    );
+    assert_eq!(
+        broken(&|history| history.read.push((0, 4, 12))),
+        Broken::Changed { partition: 0, offset: 4, before: 12, after: 3 }
+    );
+    // What is not acknowledged may be there or not, and a producer that is not idempotent promises no order for it.
+    let mut history = good();
+    history.acked.retain(|(value, _)| *value < 10);
+    history.read.clear();
+    history.finally.insert(0, vec![(0, 1), (1, 12), (2, 2), (3, 11)]);
+    assert_eq!(check(&history), Ok(()));
+}
+
+// ------------------------------------------------------------------------------------------------- single promises
+
+/// One connection on each core: the kernel (here: the seed) chooses, so until each has one.
+fn one_conn_on_each_core(broker: &mut SimBroker) -> Vec<Conn> {
+    let mut conns: Vec<Option<Conn>> = broker.cores.iter().map(|_| None).collect();
+    while conns.iter().any(Option::is_none) {
+        let before: Vec<u64> = opened(broker);
+        let mut conn = Conn::open(broker);
+        assert_eq!(conn.init_producer_id(broker).error_code, 0);
+        let core = opened(broker).iter().zip(before).position(|(now, before)| *now > before).unwrap();
+        conns[core] = Some(conn);
+    }
+    conns.into_iter().flatten().collect()
+}
+
+fn opened(broker: &SimBroker) -> Vec<u64> {
+    broker.stats.iter().map(|stats| stats.counters.connections_total.load(Ordering::Relaxed)).collect()
+}
+
+fn batches_of_cores(broker: &SimBroker) -> Vec<u64> {
+    broker.stats.iter().map(|stats| stats.counters.produce_batches_total.load(Ordering::Relaxed)).collect()
+}
+
+/// Lost if it fails: a client on the wrong core would be refused half of its partitions, or get answers in disorder.
+#[test]
+fn a_connection_on_one_core_serves_partitions_of_the_other() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 2, ..Shape::default() });
+        let mut conns = one_conn_on_each_core(&mut broker);
+        assert_eq!(conns[1].create_topic(&mut broker, TOPIC, 8), 0, "the meta shard is on core 0");
+        for (n, conn) in conns.iter_mut().enumerate() {
+            let before = batches_of_cores(&broker);
+            assert_eq!(conn.topics(&mut broker), [(TOPIC.to_owned(), (0..8).collect::<Vec<_>>())]);
+            // all at once: the answers come from both cores, and in the order of the requests
+            for value in 0..40u64 {
+                let bytes = batch(&[100 * n as u64 + value], 10, (-1, -1, -1));
+                conn.send(&mut broker, PRODUCE, &produce(TOPIC, value as i32 % 8, &bytes));
+            }
+            let mut answers = Vec::new();
+            for _ in 0..10_000 {
+                broker.run_us(100);
+                answers.extend(conn.answers(&mut broker));
+                if conn.owed() == 0 {
+                    break;
+                }
+            }
+            for (value, (_, mut body)) in answers.into_iter().enumerate() {
+                let part = produced(ProduceResponse::decode(&mut body, PRODUCE).unwrap());
+                assert_eq!((part.error_code, part.base_offset), (0, (n * 5 + value / 8) as i64), "value {value}");
+            }
+            let after = batches_of_cores(&broker);
+            assert_eq!([after[0] - before[0], after[1] - before[1]], [20, 20], "half of the partitions on each core");
+        }
+        for conn in &mut conns {
+            for partition in 0..8 {
+                let found = conn.read_all(&mut broker, TOPIC, partition);
+                let expected: Vec<_> =
+                    (0..2).flat_map(|n| (0..5).map(move |m| 100 * n + 8 * m + partition as u64)).collect();
+                assert_eq!(found.iter().map(|(_, value)| *value).collect::<Vec<_>>(), expected);
+            }
+        }
+        // who waits on one core hears of what comes in through the other
+        let [first, second] = &mut conns[..] else { unreachable!("two cores") };
+        for partition in 0..8 {
+            first.send(&mut broker, FETCH, &fetch(TOPIC, partition, 10, 20_000, 1_000));
+            broker.run_ms(50);
+            assert!(first.answers(&mut broker).is_empty());
+            assert_eq!(second.produce(&mut broker, TOPIC, partition, &batch(&[7], 0, (-1, -1, -1))), (0, 10));
+            broker.run_ms(100);
+            let (_, mut body) = first.answers(&mut broker).pop().expect("it is woken, and not by its time");
+            let found = fetched(FetchResponse::decode(&mut body, FETCH).unwrap());
+            assert_eq!(records(&found.records.unwrap(), 10), [(10, 7)]);
+        }
+    }
+}
+
+/// Lost if it fails: a topic, or the promise that no two producers have one id.
+#[test]
+fn topics_and_producer_ids_survive_restarts() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+        let mut ids = std::collections::BTreeSet::new();
+        for life in 0..4 {
+            for mut conn in one_conn_on_each_core(&mut broker) {
+                for _ in 0..3 {
+                    let answer = conn.init_producer_id(&mut broker);
+                    assert!(ids.insert(answer.producer_id.0), "{} was given out before", answer.producer_id.0);
+                }
+            }
+            let mut conn = Conn::open(&mut broker);
+            assert_eq!(conn.create_topic(&mut broker, &format!("t{life}"), 1 + life), 0);
+            assert_eq!(conn.create_topic(&mut broker, "t0", 1), 36, "it exists");
+            broker.crash_somehow();
+            broker.start();
+            let mut conn = Conn::open(&mut broker);
+            let expected: Vec<_> = (0..=life).map(|n| (format!("t{n}"), (0..=n).collect::<Vec<_>>())).collect();
+            assert_eq!(conn.topics(&mut broker), expected);
+        }
+    }
+}
+
+/// Lost if it fails: a topic made anew under an old name would show the records of the old one, or one core would go on
+/// serving what another has deleted.
+#[test]
+fn the_partitions_of_a_deleted_topic_vanish_on_all_cores() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 2, ..Shape::default() });
+        let mut conns = one_conn_on_each_core(&mut broker);
+        assert_eq!(conns[0].create_topic(&mut broker, TOPIC, 4), 0);
+        for partition in 0..4 {
+            assert_eq!(conns[1].produce(&mut broker, TOPIC, partition, &batch(&[1, 2], 0, (5, 0, 0))), (0, 0));
+        }
+        let held = |broker: &SimBroker| -> Vec<u64> {
+            broker.stats.iter().map(|stats| stats.counters.partitions.load(Ordering::Relaxed)).collect()
+        };
+        assert_eq!(held(&broker), [2, 2]);
+        // somebody waits for each partition
+        let mut waiting = Conn::open(&mut broker);
+        waiting.send(&mut broker, FETCH, &fetch(TOPIC, seed as i32 % 4, 2, 20_000, 1_000));
+        broker.run_ms(50);
+        assert_eq!(conns[1].delete_topic(&mut broker, TOPIC), 0);
+        assert_eq!(held(&broker), [0, 0]);
+        broker.run_ms(100);
+        let (_, mut body) = waiting.answers(&mut broker).pop().expect("it does not wait for what is gone");
+        assert_eq!(fetched(FetchResponse::decode(&mut body, FETCH).unwrap()).error_code, 3);
+        for crash in [false, true] {
+            if crash {
+                broker.crash_somehow();
+                broker.start();
+                conns = one_conn_on_each_core(&mut broker);
+            }
+            for conn in &mut conns {
+                assert!(conn.topics(&mut broker).is_empty());
+                for partition in 0..4 {
+                    assert_eq!(conn.produce(&mut broker, TOPIC, partition, &batch(&[3], 0, (5, 0, 2))).0, 3);
+                    assert_eq!(conn.fetch(&mut broker, TOPIC, partition, 0).error_code, 3);
+                }
+            }
+        }
+        assert_eq!(conns[0].create_topic(&mut broker, TOPIC, 4), 0);
+        for partition in 0..4 {
+            assert!(conns[1].read_all(&mut broker, TOPIC, partition).is_empty());
+            assert_eq!(conns[1].produce(&mut broker, TOPIC, partition, &batch(&[9], 0, (5, 0, 0))), (0, 0));
+        }
+        broker.crash_somehow();
+        broker.start();
+        let mut conn = Conn::open(&mut broker);
+        for partition in 0..4 {
+            assert_eq!(conn.read_all(&mut broker, TOPIC, partition), [(0, 9)]);
+        }
+    }
+}
+
+/// Lost if it fails: answers to what was done, whenever a broker is stopped for an upgrade.
+#[test]
+fn a_graceful_stop_answers_what_is_in_flight() {
+    for seed in seeds(0..20) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        let mut sleeping = Conn::open(&mut broker);
+        sleeping.send(&mut broker, FETCH, &fetch(TOPIC, 0, 0, 600_000, 1_000));
+        broker.run_ms(30);
+        let mut producers: Vec<_> = (0..4).map(|_| Conn::open(&mut broker)).collect();
+        for conn in &mut producers {
+            assert_eq!(conn.init_producer_id(&mut broker).error_code, 0);
+        }
+        for (n, conn) in producers.iter_mut().enumerate() {
+            for value in 0..5 {
+                let bytes = batch(&[10 * n as u64 + value], 100, (-1, -1, -1));
+                conn.send(&mut broker, PRODUCE, &produce(TOPIC, 1, &bytes));
+            }
+        }
+        let us = broker.pick(2_000) as u64;
+        broker.run_us(us);
+        broker.stop();
+        let before = broker.world.now();
+        assert!(broker.has_stopped(), "it does not stop");
+        let took = broker.world.now().since(before);
+        assert!(took < std::time::Duration::from_secs(2), "it took {took:?}");
+        broker.run_ms(100);
+        assert_eq!(sleeping.answers(&mut broker).len(), 1, "a long poll is answered, not cut off");
+        let mut acked = Vec::new();
+        for (n, conn) in producers.iter_mut().enumerate() {
+            // a whole number of answers, from the first on
+            for (value, (_, mut body)) in conn.answers(&mut broker).into_iter().enumerate() {
+                let part = produced(ProduceResponse::decode(&mut body, PRODUCE).unwrap());
+                assert_eq!(part.error_code, 0);
+                acked.push((part.base_offset, 10 * n as u64 + value as u64));
+            }
+            assert_eq!(broker.world.closed(conn.id), Some(CloseReason::Peer));
+        }
+        broker.start();
+        let stored = Conn::open(&mut broker).read_all(&mut broker, TOPIC, 1);
+        for record in &acked {
+            assert!(stored.contains(record), "{record:?} was acknowledged");
+        }
+        assert_eq!(stored.len(), acked.len(), "what was begun was answered");
+    }
+}
+
+/// Lost if it fails: one client that never reads takes the memory, or the turn, of all others.
+#[test]
+fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
+    for seed in seeds(0..5) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        for value in 0..10 {
+            assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 50_000, (-1, -1, -1))).0, 0);
+        }
+        let mut deaf = Conn::open(&mut broker);
+        broker.world.set_reading(deaf.id, false);
+        for _ in 0..25 {
+            deaf.send(&mut broker, FETCH, &fetch(TOPIC, 0, 0, 0, 1_000_000));
+        }
+        let mut most = 0;
+        for value in 0..100 {
+            assert_eq!(conn.produce(&mut broker, TOPIC, 1, &batch(&[value], 100, (-1, -1, -1))).0, 0);
+            let held: u64 = broker.stats.iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).sum();
+            most = most.max(held);
+        }
+        assert!(most < 2_500_000, "{most} bytes are held for a client that takes nothing");
+        assert_eq!(deaf.answers(&mut broker).len(), 0);
+        broker.world.set_reading(deaf.id, true);
+        let mut answers = 0;
+        for _ in 0..20_000 {
+            broker.run_us(500);
+            answers += deaf.answers(&mut broker).len();
+            if answers == 25 {
+                break;
+            }
+        }
+        assert_eq!(answers, 25, "when it reads again, it gets everything");
+    }
+}
+
+/// Lost if it fails: a broker that is over its memory would stop for good, and not only go slowly.
+#[test]
+fn over_the_memory_budget_requests_go_through_one_at_a_time() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let shape = Shape { cores: 1 + seed as usize % 2, clients_bytes_max: 40_000, ..Shape::default() };
+        let mut broker = SimBroker::new(seed, shape);
+        assert_eq!(Conn::open(&mut broker).create_topic(&mut broker, TOPIC, 2), 0);
+        // somebody waits for data, for longer than anybody has patience
+        let mut sleeping = Conn::open(&mut broker);
+        sleeping.send(&mut broker, FETCH, &fetch(TOPIC, 1, 0, i32::MAX, 1_000));
+        let mut conns: Vec<_> = (0..12).map(|_| Conn::open(&mut broker)).collect();
+        for round in 0..3 {
+            for (n, conn) in conns.iter_mut().enumerate() {
+                let bytes = batch(&[100 * round + n as u64], 30_000, (-1, -1, -1));
+                conn.send(&mut broker, PRODUCE, &produce(TOPIC, 0, &bytes));
+            }
+        }
+        let mut answers: VecDeque<i16> = VecDeque::new();
+        for _ in 0..40_000 {
+            broker.run_us(500);
+            for conn in &mut conns {
+                for (_, mut body) in conn.answers(&mut broker) {
+                    answers.push_back(produced(ProduceResponse::decode(&mut body, PRODUCE).unwrap()).error_code);
+                }
+            }
+            if answers.len() == 36 {
+                break;
+            }
+        }
+        assert_eq!(answers, vec![0; 36]);
+        assert_eq!(Conn::open(&mut broker).read_all(&mut broker, TOPIC, 0).len(), 36);
+    }
+}
