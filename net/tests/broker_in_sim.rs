@@ -327,7 +327,7 @@ fn run(seed: u64) -> (u64, usize, usize) {
 #[test]
 fn a_whole_broker_survives_crashes_in_the_simulator() {
     let (mut acked, mut read, mut runs) = (0, 0, 0);
-    for seed in seeds(0..150) {
+    for seed in seeds(0..110) {
         let (_, more_acked, more_read) = run(seed);
         (acked, read, runs) = (acked + more_acked, read + more_read, runs + 1);
     }
@@ -624,7 +624,7 @@ fn a_graceful_stop_answers_what_is_in_flight() {
 /// Lost if it fails: one client that never reads takes the memory, or the turn, of all others.
 #[test]
 fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
-    for seed in seeds(0..5) {
+    for seed in seeds(0..2) {
         let _seed = Seed(seed);
         let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
         let mut conn = Conn::open(&mut broker);
@@ -635,7 +635,7 @@ fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
         let mut deaf = Conn::open(&mut broker);
         broker.world.set_reading(deaf.id, false);
         for _ in 0..25 {
-            deaf.send(&mut broker, FETCH, &fetch(TOPIC, 0, 0, 0, 1_000_000));
+            deaf.send(&mut broker, FETCH, &fetch(TOPIC, 0, 0, 0, 300_000));
         }
         let mut most = 0;
         for value in 0..100 {
@@ -647,8 +647,8 @@ fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
         assert_eq!(deaf.answers(&mut broker).len(), 0);
         broker.world.set_reading(deaf.id, true);
         let mut answers = 0;
-        for _ in 0..20_000 {
-            broker.run_us(500);
+        for _ in 0..2_000 {
+            broker.run_ms(5);
             answers += deaf.answers(&mut broker).len();
             if answers == 25 {
                 break;
