@@ -260,7 +260,20 @@ impl Node {
         if self.is_congested() {
             return false;
         }
-        !self.is_over_budget() || *self.owner.get_or_insert(slot) == slot
+        if !self.is_over_budget() {
+            return true;
+        }
+        if self.owner.is_none() && !self.only_waits(slot) {
+            self.owner = Some(slot);
+        }
+        self.owner == Some(slot)
+    }
+
+    /// Everything that runs for this connection waits for others, or for time: to let it go on frees nothing.
+    fn only_waits(&self, slot: u32) -> bool {
+        let Some(client) = self.clients.get(slot as usize).and_then(Option::as_ref) else { return true };
+        let sleeps = |key: &usize| matches!(self.requests[*key].waits, Waits::Sleep(..));
+        !client.running.is_empty() && client.running.iter().all(sleeps)
     }
 
     fn received_from(&mut self, rt: &mut dyn Rt, from: CoreId, msg: Msg) {
@@ -879,7 +892,9 @@ impl Driver for Node {
             self.wake(rt, request, Woke::Deadline);
         }
         let over = self.is_over_budget();
-        let owner_is_done = self.owner.is_some_and(|slot| self.client(slot).is_none_or(|c| c.conn.memory_bytes() == 0));
+        let owner_is_done = self
+            .owner
+            .is_some_and(|slot| self.only_waits(slot) || self.client(slot).is_none_or(|c| c.conn.memory_bytes() == 0));
         if !over || owner_is_done {
             self.owner = None;
         }
