@@ -350,10 +350,7 @@ impl Walk<'_> {
             let expected = Expected { incarnation: segment.header.incarnation, lsn: *next, prev_crc: *chain, room };
             let block = window.get(at, BLOCK_BYTES)?;
             let result = match expected.header(block) {
-                Ok(header) => {
-                    let bytes = window.get(at, header.padded())?;
-                    expected.group(bytes, at as u32)
-                }
+                Ok(header) => WholeGroup::judge(header, window.get(at, header.padded())?, at as u32),
                 Err(fault) => Err(fault),
             };
             match result {
