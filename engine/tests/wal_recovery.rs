@@ -10,7 +10,7 @@ use camus_engine::wal::format::{
 };
 use camus_engine::wal::{Damage, Owner, Role, Room, Wal, WalError, Why, inspect};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use wal_model::{BLOCK, Crashed, Host, Landed, Rng, Volumes, config, recover};
 
@@ -665,6 +665,73 @@ fn a_group_or_a_segment_of_another_history_breaks_the_chain() {
     *bytes(&mut one, to) = file;
     let damage = self::damage(&one);
     assert_eq!((damage.why, damage.segment, damage.offset), (Why::WrittenSo, SegmentSeq(2), 0));
+}
+
+/// A volume that counts what is read of each file.
+struct Counting<'a> {
+    volume: &'a Volumes,
+    read: RefCell<BTreeMap<FileId, usize>>,
+}
+
+impl Volume for Counting<'_> {
+    fn files(&self) -> io::Result<Vec<(FileId, u64)>> {
+        self.volume.files()
+    }
+
+    fn read(&self, file: FileId, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        *self.read.borrow_mut().entry(file).or_default() += buf.len();
+        self.volume.read(file, at, buf)
+    }
+
+    fn sync(&self, file: FileId) -> io::Result<()> {
+        self.volume.sync(file)
+    }
+
+    fn path(&self, file: FileId) -> String {
+        self.volume.path(file)
+    }
+}
+
+/// Lost if it fails: the time of a start, to files that hold nothing of the log, or to bytes that are read twice.
+#[test]
+fn of_a_file_without_records_a_start_reads_its_first_blocks_and_of_others_each_block_once() {
+    const LARGE: usize = 3 * 1024 * 1024;
+    let mut host = Host::new(config(LARGE as u64, 12));
+    host.settle();
+    while host.wal.segment_now() < SegmentSeq(6) {
+        host.append_durable(&[7; 700_000]);
+    }
+    host.release(SegmentSeq(4));
+    while host.wal.segment_now() < SegmentSeq(7) {
+        host.append_durable(&[7; 700_000]);
+    }
+    let crashed = crashed(host);
+    let volume = Counting { volume: &crashed.volume, read: RefCell::default() };
+    let (_, report) =
+        Wal::recover(crashed.config.clone(), &volume, wal_model::pool(), 1, &mut |_, _, _| {}).expect("whole");
+    assert!(report.goes_on);
+    let roles = inspect::verify(&crashed.volume, Owner::default()).files;
+    let (mut free, mut recycled, mut live) = (0, 0, 0);
+    for (file, read) in volume.read.into_inner() {
+        let role = roles.iter().find(|(path, _, _)| *path == crashed.volume.path(file)).expect("each file").2;
+        match role {
+            Role::Free | Role::Blank => {
+                assert!(read <= 3 * BLOCK, "{role:?}: {read} bytes");
+                free += 1;
+                recycled += u32::from(role == Role::Free);
+            }
+            // The header, the groups, and a look whether another file's first group goes on where the log ends; in the
+            // last one the window that holds the end is read again.
+            Role::Live { .. } => {
+                let is_last = crashed.header(file).is_some_and(|h| h.sequence == 7);
+                let most = LARGE + 2 * BLOCK + if is_last { 1024 * 1024 } else { 0 };
+                assert!(read <= most, "{read} bytes");
+                live += 1;
+            }
+            Role::Unknown => panic!("there is none"),
+        }
+    }
+    assert!(free >= 2 && recycled >= 1 && live == 4, "{free}, {recycled} of them recycled, and {live}");
 }
 
 /// A volume that wants to be flushed before it is read.

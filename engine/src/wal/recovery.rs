@@ -350,10 +350,7 @@ impl Walk<'_> {
             let expected = Expected { incarnation: segment.header.incarnation, lsn: *next, prev_crc: *chain, room };
             let block = window.get(at, BLOCK_BYTES)?;
             let result = match expected.header(block) {
-                Ok(header) => {
-                    let bytes = window.get(at, header.padded())?;
-                    expected.group(bytes, at as u32)
-                }
+                Ok(header) => WholeGroup::judge(header, window.get(at, header.padded())?, at as u32),
                 Err(fault) => Err(fault),
             };
             match result {
@@ -627,13 +624,15 @@ fn io_error(volume: &dyn Volume, what: &'static str, file: FileId, at: u64, erro
     WalError::Io { what, file: volume.path(file), at, detail: error.to_string() }
 }
 
-/// A moving view of a file, in whole blocks.
+/// A moving view of a file, in whole blocks. Reads each block once, as long as the places go forwards.
 struct Window<'a> {
     volume: &'a dyn Volume,
     file: FileId,
     /// Whole blocks of the file.
     end: u64,
     at: u64,
+    /// What of `bytes` is the file's, from `at` on.
+    held: usize,
     bytes: AlignedVec<BLOCK_BYTES>,
     /// Bytes read at once, at least.
     ahead: usize,
@@ -648,21 +647,26 @@ impl<'a> Window<'a> {
     /// For a block or two.
     fn narrow(volume: &'a dyn Volume, file: FileId, file_bytes: u64) -> Window<'a> {
         let end = file_bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        Window { volume, file, end, at: 0, bytes: AlignedVec::new(), ahead: BLOCK_BYTES }
+        Window { volume, file, end, at: 0, held: 0, bytes: AlignedVec::new(), ahead: BLOCK_BYTES }
     }
 
     /// `len` bytes from `at`: both whole blocks, inside the file.
     fn get(&mut self, at: u64, len: usize) -> Result<&[u8], WalError> {
         assert!(at + len as u64 <= self.end, "{len} bytes at {at} of a file of {}", self.end);
-        let held = self.at..self.at + self.bytes.len() as u64;
-        if at < held.start || at + len as u64 > held.end {
-            let bytes = (self.end - at).min(self.ahead.max(len) as u64) as usize;
-            self.bytes.clear();
-            self.bytes.resize(bytes, 0);
+        let held_end = self.at + self.held as u64;
+        if at < self.at || at + len as u64 > held_end {
+            let rest = if at < self.at { 0 } else { held_end.saturating_sub(at) as usize };
+            self.bytes.copy_within(self.held - rest..self.held, 0);
+            let wanted = (self.end - at).min(self.ahead.max(len) as u64) as usize;
+            if self.bytes.len() < wanted {
+                self.bytes.resize(wanted, 0);
+            }
+            (self.at, self.held) = (at, 0);
+            let from = at + rest as u64;
             self.volume
-                .read(self.file, at, &mut self.bytes)
-                .map_err(|e| io_error(self.volume, "read", self.file, at, &e))?;
-            self.at = at;
+                .read(self.file, from, &mut self.bytes[rest..wanted])
+                .map_err(|e| io_error(self.volume, "read", self.file, from, &e))?;
+            self.held = wanted;
         }
         let from = (at - self.at) as usize;
         Ok(&self.bytes[from..from + len])
