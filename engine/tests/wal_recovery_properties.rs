@@ -282,7 +282,8 @@ proptest! {
         files in prop::collection::btree_map(0u32..5, prop::collection::vec(any::<u8>(), 0..20_000), 0..4),
     ) {
         let volume = Volumes { files: files.into_iter().map(|(f, bytes)| (FileId(f), bytes)).collect() };
-        let (_, report, found) = recover(config(64 * 1024, 6), &volume).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let recovered = recover(config(64 * 1024, 6), &volume);
+        let (_, report, found) = recovered.map_err(|e| TestCaseError::fail(e.to_string()))?;
         prop_assert!(found.is_empty() && report.groups == 0);
     }
 }

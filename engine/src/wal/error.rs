@@ -44,8 +44,8 @@ pub enum WalError {
 /// Where a log is damaged, and what of it is whole.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{file}, byte {offset} (segment {segment}, LSN {lsn}): expected {expected}, found {found}; {why}; records up to LSN \
-     {whole_before} are whole, {whole_after} later groups are whole as well"
+    "{file}, byte {offset} (segment {segment}, LSN {lsn}): expected {expected}, found {found}; {why}; records up to \
+     LSN {whole_before} are whole, {whole_after} later groups are whole as well"
 )]
 pub struct Damage {
     /// The path a person would look for.
