@@ -694,7 +694,7 @@ impl Volume for Counting<'_> {
 
 /// Lost if it fails: the time of a start, to files that hold nothing of the log, or to bytes that are read twice.
 #[test]
-fn of_a_file_without_records_a_start_reads_its_first_blocks_and_of_others_each_block_once() {
+fn a_start_reads_no_block_twice_and_of_spares_the_first_ones() {
     const LARGE: usize = 3 * 1024 * 1024;
     let mut host = Host::new(config(LARGE as u64, 12));
     host.settle();
