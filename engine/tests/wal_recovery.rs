@@ -10,9 +10,9 @@ use camus_engine::wal::format::{
 };
 use camus_engine::wal::{Damage, Owner, Role, Room, Wal, WalError, Why, inspect};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use wal_model::{BLOCK, Crashed, Host, Rng, Volumes, config, recover};
+use wal_model::{BLOCK, Crashed, Host, Landed, Rng, Volumes, config, recover};
 
 const SEGMENT: u64 = 64 * 1024;
 
@@ -400,6 +400,179 @@ fn restarts_without_records_use_no_new_space() {
     assert_eq!(host.wal.room_for(1), Room::Yes);
 }
 
+/// The group at the end of what was written: its header as it is on the disk.
+fn last_group(crashed: &Crashed) -> GroupHeader {
+    let written = crashed.written.iter().rfind(|w| w.group.is_some()).expect("a group was written");
+    GroupHeader::read(&crashed.volume.files[&written.file][written.at as usize..])
+}
+
+/// Lost if it fails: a segment at each restart, and with enough of them the disk.
+#[test]
+fn a_clean_restart_goes_on_in_the_same_segment() {
+    // Nothing in flight; a group in flight that left nothing; one that left all but its header.
+    for landed in [None, Some(Landed::Nothing), Some(Landed::NoHeader)] {
+        let mut host = host();
+        host.append_durable(b"of the first process");
+        if landed.is_some() {
+            host.append(&[7; 10_000]).expect("room");
+            host.turn();
+        }
+        let before = last_group(&host_as_it_is(&host));
+        let crashed = host.crash_with(&mut Rng(0), landed);
+        let mut host = crashed.restart(2);
+        assert!(host.report.goes_on && host.report.dropped.is_none());
+        assert_eq!(host.wal.segment_now(), SegmentSeq(1));
+        host.settle();
+        let at = host.append_durable(b"of the second process");
+        let crashed = self::crashed(host);
+        let (file, place, _) = group(&crashed, 3);
+        assert_eq!((file, place), (FileId(1), 3 * BLOCK), "behind the group and the mark that vouches for it");
+        assert_eq!((at.segment, at.at as usize), (SegmentSeq(1), place + GROUP_HEADER_BYTES));
+        let after = last_group(&crashed);
+        assert_eq!((after.incarnation, after.segment), (before.incarnation, before.segment));
+        let (_, report, found) = crashed.recover().expect("whole");
+        assert_eq!((report.last, report.segments, found.len()), (Lsn(3), 1, 2));
+        crashed.judge(&found, report.last).expect("both processes' records, in order");
+    }
+}
+
+/// As after a look at the disk, with nothing of what is in flight.
+fn host_as_it_is(host: &Host) -> Crashed {
+    Crashed {
+        volume: host.volume.clone(),
+        config: host.config.clone(),
+        records: host.records.clone(),
+        acknowledged: host.acknowledged,
+        needed: host.needed,
+        written: host.written.iter().filter(|w| w.completed).cloned().collect(),
+    }
+}
+
+/// Lost if it fails: the records of the second process, to what the first one left behind the end.
+#[test]
+fn a_torn_end_begins_a_new_segment() {
+    let hazards: [(&str, fn(&mut Host)); 5] = [
+        ("a group without its end", |host| {
+            host.append(&[7; 10_000]).expect("room");
+            host.turn();
+        }),
+        ("a group after a hole", |host| {
+            for body in [b"lost", b"left"] {
+                host.append(body).expect("room");
+                host.turn();
+            }
+            host.complete(1);
+            host.pending.clear();
+        }),
+        ("a group whose header lost a bit, of which nothing else is there", |host| {
+            host.append(&[7; 10_000]).expect("room");
+            host.turn();
+            let written = host.written.last().expect("in flight").clone();
+            let DiskOp::Write { buf, .. } = host.pending.remove(0).1 else { panic!("a group") };
+            let to = &mut host.volume.files.get_mut(&written.file).expect("there")[written.at as usize..];
+            to[..512].copy_from_slice(&buf.bytes[..512]);
+            to[0] ^= 1;
+        }),
+        ("a mark that lost a bit", |host| {
+            assert!(host.wal.mark(host.now, &mut host.out));
+            host.collect();
+            host.settle();
+            let mark = host.written.last().expect("the mark").clone();
+            host.volume.files.get_mut(&mark.file).expect("there")[mark.at as usize + 41] ^= 1;
+        }),
+        ("a later segment that was begun", |host| {
+            // Three are in flight and end never; the fourth goes to the next segment, whose header is there.
+            for _ in 0..3 {
+                host.append(&[7; 18_000]).expect("room");
+                host.turn();
+            }
+            host.append(&[7; 18_000]).expect("room");
+            host.turn();
+            let header = host.pending.iter().position(|(_, op)| matches!(op, DiskOp::Write { at: 0, .. }));
+            host.complete(header.expect("the next segment's header"));
+            host.pending.clear();
+        }),
+    ];
+    for (hazard, make) in hazards {
+        let mut host = host();
+        host.append_durable(b"of the first process");
+        make(&mut host);
+        let crashed = host.crash_with(&mut Rng(0), Some(Landed::Header));
+        let sequence = crashed.volume.files.keys().filter_map(|file| crashed.header(*file)).map(|h| h.sequence).max();
+        let (_, report, _) = crashed.recover().unwrap_or_else(|e| panic!("{hazard}: {e}"));
+        assert_eq!((report.last, report.goes_on), (Lsn(1), false), "{hazard}");
+        let mut host = crashed.restart_from(report.last, 2);
+        assert_eq!(host.wal.segment_now().0, sequence.expect("a segment") + 1, "{hazard}");
+        host.settle();
+        host.append_durable(b"of the second process");
+        let crashed = self::crashed(host);
+        let (_, report, found) = crashed.recover().expect("whole");
+        assert_eq!((found.len(), report.goes_on), (2, true), "{hazard}");
+        crashed.judge(&found, report.last).expect(hazard);
+    }
+}
+
+/// Lost if it fails: a broker that is restarted often, to a full disk and to starts that take longer and longer.
+#[test]
+fn a_thousand_clean_restarts_use_one_segment() {
+    let mut host = Host::new(config(1100 * BLOCK as u64, 4));
+    host.settle();
+    for n in 0..1000u32 {
+        host.append(&n.to_le_bytes()).expect("room");
+        host.settle();
+        let (records, written) = (host.records, host.written);
+        host = Host::over(host.config, host.volume, u64::from(n)).expect("whole");
+        assert!(host.report.goes_on, "restart {n}");
+        (host.records, host.written) = (records, written);
+    }
+    assert_eq!((host.report.segments, host.wal.segment_now()), (1, SegmentSeq(1)));
+    host.settle();
+    assert_eq!(host.volume.files.len(), 3, "and two spares");
+    let crashed = crashed(host);
+    let (_, report, found) = crashed.recover().expect("whole");
+    assert_eq!(found.len(), 1000);
+    crashed.judge(&found, report.last).expect("every one, in order");
+}
+
+/// Lost if it fails: the place for what a new process must log first.
+#[test]
+fn a_full_segment_is_not_gone_on_with_and_an_unused_one_is() {
+    let mut host = host();
+    for _ in 0..15 {
+        host.append_durable(b"a block");
+    }
+    assert_eq!(host.wal.segment_now(), SegmentSeq(1));
+    let crashed = crashed(host);
+    let host = crashed.restart(2);
+    assert!(!host.report.goes_on);
+    // The header of the next one is there, and nothing else: it is as good as new.
+    let mut host = host;
+    let header = host.pending.iter().position(|(_, op)| matches!(op, DiskOp::Write { at: 0, .. }));
+    host.complete(header.expect("the new segment's header"));
+    host.pending.clear();
+    let mut host = self::crashed(host).restart(3);
+    assert!(host.report.goes_on);
+    assert_eq!((host.report.segments, host.wal.segment_now()), (2, SegmentSeq(2)));
+    host.settle();
+    assert_eq!(host.append_durable(b"in the second").segment, SegmentSeq(2));
+    assert_eq!(self::crashed(host).recover().expect("whole").2.len(), 16);
+}
+
+/// Lost if it fails: the last records of the process before, when they decay after a start that appended nothing yet.
+#[test]
+fn a_start_vouches_for_what_it_found() {
+    let mut host = host();
+    host.append_durable(b"the first");
+    host.append_durable(b"the last one");
+    let mut host = crashed(host).restart(2);
+    assert!(host.report.goes_on);
+    host.settle();
+    let mut crashed = crashed(host);
+    let (file, at, _) = group(&crashed, 2);
+    bytes(&mut crashed, file)[at..at + BLOCK].fill(0);
+    assert_eq!(damage(&crashed).why, Why::Acknowledged { durable: Lsn(2) });
+}
+
 /// Lost if it fails: what a person sees before deciding what to do about a damaged log.
 #[test]
 fn a_tool_sees_what_is_whole_and_why_the_rest_is_refused() {
@@ -492,6 +665,73 @@ fn a_group_or_a_segment_of_another_history_breaks_the_chain() {
     *bytes(&mut one, to) = file;
     let damage = self::damage(&one);
     assert_eq!((damage.why, damage.segment, damage.offset), (Why::WrittenSo, SegmentSeq(2), 0));
+}
+
+/// A volume that counts what is read of each file.
+struct Counting<'a> {
+    volume: &'a Volumes,
+    read: RefCell<BTreeMap<FileId, usize>>,
+}
+
+impl Volume for Counting<'_> {
+    fn files(&self) -> io::Result<Vec<(FileId, u64)>> {
+        self.volume.files()
+    }
+
+    fn read(&self, file: FileId, at: u64, buf: &mut [u8]) -> io::Result<()> {
+        *self.read.borrow_mut().entry(file).or_default() += buf.len();
+        self.volume.read(file, at, buf)
+    }
+
+    fn sync(&self, file: FileId) -> io::Result<()> {
+        self.volume.sync(file)
+    }
+
+    fn path(&self, file: FileId) -> String {
+        self.volume.path(file)
+    }
+}
+
+/// Lost if it fails: the time of a start, to files that hold nothing of the log, or to bytes that are read twice.
+#[test]
+fn of_a_file_without_records_a_start_reads_its_first_blocks_and_of_others_each_block_once() {
+    const LARGE: usize = 3 * 1024 * 1024;
+    let mut host = Host::new(config(LARGE as u64, 12));
+    host.settle();
+    while host.wal.segment_now() < SegmentSeq(6) {
+        host.append_durable(&[7; 700_000]);
+    }
+    host.release(SegmentSeq(4));
+    while host.wal.segment_now() < SegmentSeq(7) {
+        host.append_durable(&[7; 700_000]);
+    }
+    let crashed = crashed(host);
+    let volume = Counting { volume: &crashed.volume, read: RefCell::default() };
+    let (_, report) =
+        Wal::recover(crashed.config.clone(), &volume, wal_model::pool(), 1, &mut |_, _, _| {}).expect("whole");
+    assert!(report.goes_on);
+    let roles = inspect::verify(&crashed.volume, Owner::default()).files;
+    let (mut free, mut recycled, mut live) = (0, 0, 0);
+    for (file, read) in volume.read.into_inner() {
+        let role = roles.iter().find(|(path, _, _)| *path == crashed.volume.path(file)).expect("each file").2;
+        match role {
+            Role::Free | Role::Blank => {
+                assert!(read <= 3 * BLOCK, "{role:?}: {read} bytes");
+                free += 1;
+                recycled += u32::from(role == Role::Free);
+            }
+            // The header, the groups, and a look whether another file's first group goes on where the log ends; in the
+            // last one the window that holds the end is read again.
+            Role::Live { .. } => {
+                let is_last = crashed.header(file).is_some_and(|h| h.sequence == 7);
+                let most = LARGE + 2 * BLOCK + if is_last { 1024 * 1024 } else { 0 };
+                assert!(read <= most, "{read} bytes");
+                live += 1;
+            }
+            Role::Unknown => panic!("there is none"),
+        }
+    }
+    assert!(free >= 2 && recycled >= 1 && live == 4, "{free}, {recycled} of them recycled, and {live}");
 }
 
 /// A volume that wants to be flushed before it is read.

@@ -7,7 +7,9 @@ use camus_engine::io::FileId;
 use camus_engine::types::SegmentSeq;
 use camus_engine::wal::{WalError, Why};
 use proptest::prelude::*;
-use wal_model::{BLOCK, Crashed, Host, Rng, Volumes, config, recover};
+use proptest::test_runner::TestRunner;
+use std::cell::Cell;
+use wal_model::{BLOCK, Crashed, Host, Landed, Rng, Volumes, config, recover};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -86,6 +88,80 @@ fn lived(lives: &[Vec<Step>], seed: u64) -> Crashed {
         }
     }
     host.crash(&mut rng)
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ends {
+    /// With nothing in flight.
+    Quiet,
+    /// Of each write in flight the same is there.
+    Alike(Landed),
+    /// Of each something else.
+    Mixed,
+}
+
+const ENDS: [Ends; 8] = [
+    Ends::Quiet,
+    Ends::Mixed,
+    Ends::Alike(Landed::All),
+    Ends::Alike(Landed::Nothing),
+    Ends::Alike(Landed::Half),
+    Ends::Alike(Landed::Most),
+    Ends::Alike(Landed::NoHeader),
+    Ends::Alike(Landed::Header),
+];
+
+/// Lost if it fails: what a process acknowledged in a segment that others began and wrote to, each until its crash.
+#[test]
+fn many_processes_that_crash_in_one_segment_keep_all_that_was_acknowledged() {
+    let ends = (0..ENDS.len(), prop::collection::vec(step(), 0..25));
+    let lives = (prop::collection::vec(ends, 5..12), any::<u64>());
+    // For each kind of end: how often the next process went on in the segment, and how often it did not.
+    let next = Cell::new([(0u32, 0u32); ENDS.len()]);
+    let config = ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() };
+    let run = |(lives, seed): (Vec<(usize, Vec<Step>)>, u64)| {
+        let mut rng = Rng(seed);
+        // Few segments that are gone on with for long, or many of which the last one was just begun.
+        let segment_bytes = if seed % 2 == 0 { 256 * 1024 } else { 64 * 1024 };
+        let mut host = Host::new(self::config(segment_bytes, 8));
+        host.settle();
+        for (end, steps) in &lives {
+            play(&mut host, steps, &mut rng);
+            let landed = match ENDS[*end] {
+                Ends::Quiet => {
+                    host.settle();
+                    None
+                }
+                Ends::Alike(landed) => Some(landed),
+                Ends::Mixed => None,
+            };
+            let before = host.wal.segment_now();
+            let submitted = host.written.iter().filter_map(|w| w.group.map(|(lsn, _)| lsn)).max().unwrap_or(0);
+            let is_full = host.written.last().is_some_and(|w| w.at + w.bytes as u64 == segment_bytes);
+            host = host.crash_with(&mut rng, landed).restart(rng.next());
+            let mut count = next.get();
+            if host.report.goes_on {
+                prop_assert!(host.wal.segment_now() <= before);
+                count[*end].0 += 1;
+            } else {
+                prop_assert!(ENDS[*end] != Ends::Quiet || is_full, "a clean end");
+                count[*end].1 += 1;
+            }
+            next.set(count);
+            prop_assert!(host.report.last.0 <= submitted);
+        }
+        let crashed = host.crash_with(&mut rng, None);
+        let (_, report, found) = crashed.recover().map_err(|e| TestCaseError::fail(e.to_string()))?;
+        crashed.judge(&found, report.last).map_err(TestCaseError::fail)
+    };
+    if let Err(wrong) = TestRunner::new(config).run(&lives, run) {
+        panic!("{wrong}");
+    }
+    for (end, (same, new)) in ENDS.iter().zip(next.get()) {
+        let never = matches!(end, Ends::Quiet | Ends::Alike(Landed::All));
+        assert!(same > 100 && (new > 5 || never), "{end:?}: {same} went on, {new} did not");
+    }
 }
 
 /// A place in what was written, mostly; anywhere, sometimes.

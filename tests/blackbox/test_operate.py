@@ -270,10 +270,10 @@ def test_an_idle_broker_does_not_spin(serve):
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not(serve):
     """Lost otherwise: descriptors, to clients that are gone without a word; or answers, to one that waits for them."""
-    broker = serve(settings={"connections.max.idle.ms": 1500})
-    with broker.connect() as idle, broker.connect() as busy, broker.connect() as waiting:
+    client = Client(serve(settings={"connections.max.idle.ms": 1500}))
+    topic = client.topic()
+    with client.connect() as idle, client.connect() as busy, client.connect() as waiting:
         idle.api_versions()
-        busy.create_topic(topic := fresh())
         correlation = waiting.send_fetch(topic, {0: 0}, max_wait_ms=5000)
         begun = time.monotonic()
         while time.monotonic() < begun + 4:

@@ -7,7 +7,7 @@ from harness import wire
 
 #: What clients use, from the oldest to the newest; a broker may advertise more.
 RANGES = {
-    wire.PRODUCE: (3, 13),
+    wire.PRODUCE: (3, 11),  # 12 and 13 come with transactions
     wire.FETCH: (4, 17),
     wire.LIST_OFFSETS: (1, 10),
     wire.METADATA: (0, 13),

@@ -1,6 +1,7 @@
 //! A core's directory before its loop runs: for recovery and for tools. Synchronous, through the page cache.
 
 use super::{FileId, Volume, background, files};
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -11,6 +12,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct RealVolume {
     dir: PathBuf,
+    /// The file that was read last: the kernel reads ahead in a file that stays open.
+    last: RefCell<Option<(FileId, File)>>,
 }
 
 impl RealVolume {
@@ -40,10 +43,10 @@ impl RealVolume {
         } else {
             fs::read_dir(dir)?;
         }
-        Ok(RealVolume { dir: dir.to_owned() })
+        Ok(RealVolume { dir: dir.to_owned(), last: RefCell::new(None) })
     }
 
-    fn file(&self, file: FileId) -> io::Result<File> {
+    fn open_file(&self, file: FileId) -> io::Result<File> {
         File::open(self.dir.join(files::name(file)))
     }
 }
@@ -89,11 +92,17 @@ impl Volume for RealVolume {
     }
 
     fn read(&self, file: FileId, at: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.file(file)?.read_exact_at(buf, at)
+        let mut last = self.last.borrow_mut();
+        // A reader that begins anew gets the file that has the name now.
+        if at == 0 || last.as_ref().is_none_or(|(open, _)| *open != file) {
+            *last = Some((file, self.open_file(file)?));
+        }
+        let (_, open) = last.as_ref().expect("opened just now");
+        open.read_exact_at(buf, at)
     }
 
     fn sync(&self, file: FileId) -> io::Result<()> {
-        self.file(file)?.sync_data()
+        self.open_file(file)?.sync_data()
     }
 
     fn path(&self, file: FileId) -> String {

@@ -78,8 +78,8 @@ impl Snapshots {
         self.parts.pop_front()
     }
 
-    /// The snapshot is being written from this segment on. What belongs to it begins there, or with the entries that come
-    /// after its state and were written before it.
+    /// The snapshot is being written from this segment on. What belongs to it begins there, or with the entries that
+    /// come after its state and were written before it.
     pub fn begin(&mut self, part: &Part, segment: SegmentSeq) {
         self.begun.insert(part.shard, part.rest_from.map_or(segment, |rest| rest.min(segment)));
     }

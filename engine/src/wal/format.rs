@@ -460,7 +460,13 @@ impl Expected {
 
     /// Judges the whole group: `bytes` begin with its header and hold all of it; it lies at byte `at` of its file.
     pub fn group<'a>(&self, bytes: &'a [u8], at: u32) -> Result<WholeGroup<'a>, GroupFault> {
-        let header = self.header(bytes)?;
+        WholeGroup::judge(self.header(bytes)?, bytes, at)
+    }
+}
+
+impl<'a> WholeGroup<'a> {
+    /// Judges what follows a header that [`Expected::header`] found right, and the group's CRC.
+    pub(super) fn judge(header: GroupHeader, bytes: &'a [u8], at: u32) -> Result<WholeGroup<'a>, GroupFault> {
         let bytes = &bytes[..header.bytes as usize];
         let mut heads_crc = 0;
         let mut from = GROUP_HEADER_BYTES;
@@ -497,9 +503,7 @@ impl Expected {
         }
         Ok(WholeGroup { header, bytes, at })
     }
-}
 
-impl<'a> WholeGroup<'a> {
     /// The records in order: head, body, the head's byte in the file.
     pub fn records(&self) -> impl Iterator<Item = (RecordHead, &'a [u8], u32)> + use<'a> {
         let (bytes, at, records) = (self.bytes, self.at, self.header.records);

@@ -6,7 +6,7 @@
 //! back); so the highest such claim found anywhere is a floor. At or below it, a group that is not whole is damage, and
 //! the log is refused. Above it, it is damage if one flipped bit explains it (`flip.rs`), else it is an unfinished
 //! write: it and all that follows is dropped, and a new segment begins at its LSN, which makes what is left of it void
-//! for ever.
+//! for ever. Where nothing was begun behind the last group there is nothing to make void, and the log goes on there.
 //!
 //! The limits of this are in docs/adr/0002.
 
@@ -61,7 +61,8 @@ pub enum Role {
 /// What a scan found.
 #[derive(Debug)]
 pub struct Scan {
-    /// The log's segments in order, with the number of groups that count.
+    /// The log's segments in order, with the number of groups that count. None is without groups, but for the last one
+    /// where [`Self::goes_on_at`] says so.
     pub live: Vec<(SegmentFound, u64)>,
     /// All files, by number.
     pub files: Vec<(FileId, u64, Role)>,
@@ -69,6 +70,11 @@ pub struct Scan {
     pub last: Lsn,
     /// Its CRC.
     pub chain: u32,
+    /// The last group with records.
+    pub last_with_records: Lsn,
+    /// The byte behind the last group in the last of `live`, where the next one may be written. `None`: the log goes on
+    /// in a new segment, because something is dropped, or the segment is full, or there is none.
+    pub goes_on_at: Option<u32>,
     /// The highest LSN that any header says was on the media. At most `last`.
     pub durable: Lsn,
     /// The highest sequence of any header.
@@ -102,12 +108,15 @@ pub fn scan(
 ) -> Result<Scan, WalError> {
     let files = Files::read(volume, owner, sync)?;
     let durable = files.segments.iter().map(|s| s.header.durable_lsn).max().unwrap_or(0);
-    let mut walk = Walk { volume, files: &files, durable: Lsn(durable), groups: 0, records: 0, visit };
+    let mut walk =
+        Walk { volume, files: &files, durable: Lsn(durable), last_with_records: Lsn(0), groups: 0, records: 0, visit };
     let end = walk.run()?;
-    let (groups, records, durable) = (walk.groups, walk.records, walk.durable);
+    let Walk { groups, records, durable, last_with_records, .. } = walk;
     assert!(durable <= end.last, "LSN {durable} was acknowledged, but the log ends at {}", end.last);
 
-    let live: Vec<_> = end.live.into_iter().filter(|(_, groups)| *groups > 0).collect();
+    let mut live = end.live;
+    let written = live.last().filter(|_| end.goes_on_at.is_some()).map(|(s, _)| s.file);
+    live.retain(|(s, groups)| *groups > 0 || Some(s.file) == written);
     let roles = files.all.iter().map(|(file, bytes)| {
         let role = match files.segments.iter().find(|s| s.file == *file) {
             Some(_) => match live.iter().find(|(s, _)| s.file == *file) {
@@ -124,6 +133,8 @@ pub fn scan(
         live,
         last: end.last,
         chain: end.chain,
+        last_with_records,
+        goes_on_at: end.goes_on_at,
         durable,
         sequence: files.segments.iter().map(SegmentFound::sequence).max().unwrap_or(SegmentSeq(0)),
         groups,
@@ -233,6 +244,7 @@ struct Walk<'a> {
     volume: &'a dyn Volume,
     files: &'a Files,
     durable: Lsn,
+    last_with_records: Lsn,
     groups: u64,
     records: u64,
     visit: &'a mut dyn FnMut(&SegmentFound, &WholeGroup<'_>) -> Result<(), WalError>,
@@ -242,6 +254,7 @@ struct End {
     live: Vec<(SegmentFound, u64)>,
     last: Lsn,
     chain: u32,
+    goes_on_at: Option<u32>,
     dropped: Option<Dropped>,
 }
 
@@ -260,7 +273,7 @@ impl Walk<'_> {
         let Some(first) = needed.first() else {
             assert!(files.segments.is_empty(), "the segment that says which is the oldest is not older than it");
             self.refuse_groups_without_header(Lsn(1), None)?;
-            return Ok(End { live: Vec::new(), last: Lsn(0), chain: 0, dropped: None });
+            return Ok(End { live: Vec::new(), last: Lsn(0), chain: 0, goes_on_at: None, dropped: None });
         };
         if first.header.sequence != oldest {
             let later = self.later(needed, None)?;
@@ -312,8 +325,8 @@ impl Walk<'_> {
             let stop = self.segment(segment, &mut next, &mut chain, limit)?;
             live.push((*segment, self.groups - groups_before));
             if let Some(stop) = stop {
-                let dropped = self.chain_ends(&needed[i..], next, chain, stop)?;
-                return Ok(End { live, last: Lsn(next.0 - 1), chain, dropped });
+                let (goes_on_at, dropped) = self.chain_ends(&needed[i..], next, chain, stop)?;
+                return Ok(End { live, last: Lsn(next.0 - 1), chain, goes_on_at, dropped });
             }
         }
         unreachable!("the last segment has no limit, so its walk stops")
@@ -332,15 +345,12 @@ impl Walk<'_> {
         while *next < limit {
             let room = segment.header.segment_bytes - at;
             if room == 0 {
-                return Ok(Some(Stop { at, fault: GroupFault::EndOfFile, flip: None, header: None }));
+                return Ok(Some(Stop { at, fault: GroupFault::EndOfFile, flip: None, likely: false, header: None }));
             }
             let expected = Expected { incarnation: segment.header.incarnation, lsn: *next, prev_crc: *chain, room };
             let block = window.get(at, BLOCK_BYTES)?;
             let result = match expected.header(block) {
-                Ok(header) => {
-                    let bytes = window.get(at, header.padded())?;
-                    expected.group(bytes, at as u32)
-                }
+                Ok(header) => WholeGroup::judge(header, window.get(at, header.padded())?, at as u32),
                 Err(fault) => Err(fault),
             };
             match result {
@@ -360,6 +370,9 @@ impl Walk<'_> {
                     (self.visit)(segment, &group)?;
                     self.groups += 1;
                     self.records += u64::from(group.header.records);
+                    if group.header.records > 0 {
+                        self.last_with_records = *next;
+                    }
                     self.durable = self.durable.max(Lsn(group.header.durable_lsn));
                     at += group.header.padded() as u64;
                     *chain = group.header.crc;
@@ -367,11 +380,12 @@ impl Walk<'_> {
                 }
                 Err(fault) => {
                     let header = expected.header(window.get(at, BLOCK_BYTES)?).ok();
-                    let flip = match flip::header(&expected, window.get(at, BLOCK_BYTES)?) {
+                    let likely = flip::header(&expected, window.get(at, BLOCK_BYTES)?);
+                    let flip = match &likely {
                         Some(likely) => flip::explain(&expected, window.get(at, likely.padded())?, at as u32),
                         None => None,
                     };
-                    return Ok(Some(Stop { at, fault, flip, header }));
+                    return Ok(Some(Stop { at, fault, flip, likely: likely.is_some(), header }));
                 }
             }
         }
@@ -379,13 +393,14 @@ impl Walk<'_> {
     }
 
     /// The chain ended before `next` in the first of `segments`. Either that is the end of the log, or it is damaged.
+    /// Returns where the log may go on in this segment, and what is dropped.
     fn chain_ends(
         &mut self,
         segments: &[SegmentFound],
         next: Lsn,
         chain: u32,
         stop: Stop,
-    ) -> Result<Option<Dropped>, WalError> {
+    ) -> Result<(Option<u32>, Option<Dropped>), WalError> {
         let segment = &segments[0];
         let later = self.later(segments, Some(stop.at))?;
         self.durable = self.durable.max(later.durable);
@@ -422,14 +437,22 @@ impl Walk<'_> {
             return Err(self.refuse(segment, next, chain, offset, stop.fault.to_string(), why, later.headers));
         }
         self.refuse_groups_without_header(next, Some(chain))?;
+        // No header of this use of the file lies behind the last group: whatever is written there is the first that is.
+        let is_clean = matches!(stop.fault, GroupFault::NoHeader | GroupFault::Incarnation)
+            && !stop.likely
+            && later.headers == 0
+            && segments.len() == 1;
+        let goes_on_at = is_clean.then(|| u32::try_from(stop.at).expect("a segment is below 4 GiB"));
         let left_a_trace = stop.header.is_some() || later.headers > 0;
-        Ok(left_a_trace.then(|| Dropped {
+        assert!(!(is_clean && left_a_trace), "what is dropped must become void");
+        let dropped = left_a_trace.then(|| Dropped {
             file: self.volume.path(segment.file),
             offset: stop.at,
             lsn: next,
             found: stop.fault.to_string(),
             later: later.headers,
-        }))
+        });
+        Ok((goes_on_at, dropped))
     }
 
     /// Group headers of `segments`, in the first one after the block at `after` only. Void ones are counted too: what
@@ -591,6 +614,8 @@ struct Stop {
     at: u64,
     fault: GroupFault,
     flip: Option<flip::Flip>,
+    /// There is a header, and it is the right one but for one bit at most.
+    likely: bool,
     /// The header, if that is whole and the right one: then the group was begun.
     header: Option<GroupHeader>,
 }
@@ -599,13 +624,15 @@ fn io_error(volume: &dyn Volume, what: &'static str, file: FileId, at: u64, erro
     WalError::Io { what, file: volume.path(file), at, detail: error.to_string() }
 }
 
-/// A moving view of a file, in whole blocks.
+/// A moving view of a file, in whole blocks. Reads each block once, as long as the places go forwards.
 struct Window<'a> {
     volume: &'a dyn Volume,
     file: FileId,
     /// Whole blocks of the file.
     end: u64,
     at: u64,
+    /// What of `bytes` is the file's, from `at` on.
+    held: usize,
     bytes: AlignedVec<BLOCK_BYTES>,
     /// Bytes read at once, at least.
     ahead: usize,
@@ -620,21 +647,26 @@ impl<'a> Window<'a> {
     /// For a block or two.
     fn narrow(volume: &'a dyn Volume, file: FileId, file_bytes: u64) -> Window<'a> {
         let end = file_bytes / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        Window { volume, file, end, at: 0, bytes: AlignedVec::new(), ahead: BLOCK_BYTES }
+        Window { volume, file, end, at: 0, held: 0, bytes: AlignedVec::new(), ahead: BLOCK_BYTES }
     }
 
     /// `len` bytes from `at`: both whole blocks, inside the file.
     fn get(&mut self, at: u64, len: usize) -> Result<&[u8], WalError> {
         assert!(at + len as u64 <= self.end, "{len} bytes at {at} of a file of {}", self.end);
-        let held = self.at..self.at + self.bytes.len() as u64;
-        if at < held.start || at + len as u64 > held.end {
-            let bytes = (self.end - at).min(self.ahead.max(len) as u64) as usize;
-            self.bytes.clear();
-            self.bytes.resize(bytes, 0);
+        let held_end = self.at + self.held as u64;
+        if at < self.at || at + len as u64 > held_end {
+            let rest = if at < self.at { 0 } else { held_end.saturating_sub(at) as usize };
+            self.bytes.copy_within(self.held - rest..self.held, 0);
+            let wanted = (self.end - at).min(self.ahead.max(len) as u64) as usize;
+            if self.bytes.len() < wanted {
+                self.bytes.resize(wanted, 0);
+            }
+            (self.at, self.held) = (at, 0);
+            let from = at + rest as u64;
             self.volume
-                .read(self.file, at, &mut self.bytes)
-                .map_err(|e| io_error(self.volume, "read", self.file, at, &e))?;
-            self.at = at;
+                .read(self.file, from, &mut self.bytes[rest..wanted])
+                .map_err(|e| io_error(self.volume, "read", self.file, from, &e))?;
+            self.held = wanted;
         }
         let from = (at - self.at) as usize;
         Ok(&self.bytes[from..from + len])

@@ -80,6 +80,8 @@ pub struct RecoveryReport {
     pub acknowledged: Lsn,
     pub segments: usize,
     pub spares: usize,
+    /// The log ended clean, so it goes on in its last segment; else a new one begins.
+    pub goes_on: bool,
     /// An unfinished write that was dropped. Nobody was told that it was durable.
     pub dropped: Option<Dropped>,
     /// Files that are neither segments nor blank. They are left alone and count against the limit.
@@ -99,7 +101,7 @@ pub struct Wal {
 
     /// Segments of the log, oldest first. The last one takes new groups once `place` is set.
     live: VecDeque<Segment>,
-    /// Where the next group goes in the last segment. `None`: none was begun yet in this run.
+    /// Where the next group goes in the last segment. `None`: the last segment is another run's, and takes no more.
     place: Option<u32>,
     next_sequence: SegmentSeq,
 
@@ -263,7 +265,7 @@ impl Wal {
             cache: TailCache::new(cache_bytes),
             incarnation_seed,
             live,
-            place: None,
+            place: scan.goes_on_at,
             next_sequence,
             open: None,
             closed: VecDeque::new(),
@@ -273,10 +275,10 @@ impl Wal {
             chain: scan.chain,
             durable: scan.last,
             claimed: scan.durable,
-            last_with_records: scan.last,
+            last_with_records: scan.last_with_records,
             spares: VecDeque::new(),
             surplus: VecDeque::new(),
-            header_durable: SegmentSeq(0),
+            header_durable: scan.sequence,
             preparing: false,
             removing: false,
             no_space: false,
@@ -311,13 +313,14 @@ impl Wal {
             acknowledged: scan.durable,
             segments: wal.live.len(),
             spares: wal.spares.len(),
+            goes_on: wal.place.is_some(),
             dropped: scan.dropped,
             unknown,
         };
         Ok((wal, report))
     }
 
-    /// Asks for the first segment of this run, and for spares.
+    /// Asks for a segment if the log does not go on in the last one, and for spares.
     pub fn start(&mut self, out: &mut Vec<WalOut>) {
         if self.place.is_none() && !self.spares.is_empty() {
             self.begin_segment();

@@ -38,6 +38,7 @@ pub fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
 pub struct Seed(pub u64);
 
 impl Drop for Seed {
+    #[allow(clippy::print_stderr, reason = "the test's own output is where its seed is looked for")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("this was seed {0}: run it alone with CAMUS_TEST_SEED={0}", self.0);
@@ -337,7 +338,8 @@ impl Bench {
             let in_flight = self.disk().in_flight();
             let core = self.world.driver(self.core).expect("it runs").core();
             panic!(
-                "request {request} is not answered: quiet {}, space {}, waits {:?}, fatal {:?}, {} at the disk, {} bytes on it",
+                "request {request} is not answered: quiet {}, space {}, waits {:?}, fatal {:?}, {} at the disk, \
+                 {} bytes on it",
                 core.is_quiet(),
                 core.has_space(),
                 core.waits_since(),

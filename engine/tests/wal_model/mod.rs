@@ -63,6 +63,37 @@ impl Volume for Volumes {
     }
 }
 
+/// What of a write in flight is there after a crash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Landed {
+    All,
+    Nothing,
+    /// Any of its sectors.
+    Half,
+    /// Most of its sectors.
+    Most,
+    /// All but the sector with the header.
+    NoHeader,
+    /// The sector with the header only.
+    Header,
+}
+
+impl Landed {
+    pub const EACH: [Landed; 6] =
+        [Landed::All, Landed::Nothing, Landed::Half, Landed::Most, Landed::NoHeader, Landed::Header];
+
+    fn keeps(self, sector: usize, rng: &mut Rng) -> bool {
+        match self {
+            Landed::All => true,
+            Landed::Nothing => false,
+            Landed::Half => rng.below(2) == 0,
+            Landed::Most => rng.below(8) != 0,
+            Landed::NoHeader => sector > 0,
+            Landed::Header => sector == 0,
+        }
+    }
+}
+
 /// A block write that was submitted.
 #[derive(Clone, Debug)]
 pub struct Written {
@@ -184,9 +215,8 @@ impl Host {
                         });
                         let written = Written { file: *file, at: *at, bytes: buf.bytes.len(), group, completed: false };
                         // What is written over is not there any more.
-                        if *at == 0 {
-                            self.written.retain(|w| w.file != *file);
-                        }
+                        let end = if *at == 0 { u64::MAX } else { at + buf.bytes.len() as u64 };
+                        self.written.retain(|w| w.file != *file || w.at >= end || w.at + w.bytes as u64 <= *at);
                         self.written.push(written);
                     }
                     self.pending.push((id, op));
@@ -323,21 +353,19 @@ impl Host {
 
     /// The power goes. What is in flight may be there in parts.
     pub fn crash(self, rng: &mut Rng) -> Crashed {
+        self.crash_with(rng, None)
+    }
+
+    /// The power goes. `landed`: of each write in flight; `None`: of each something else.
+    pub fn crash_with(self, rng: &mut Rng, landed: Option<Landed>) -> Crashed {
         let mut volume = self.volume;
         for (_, op) in self.pending {
             match op {
                 DiskOp::Write { file, at, buf } => {
                     let to = volume.files.get_mut(&file).expect("a write goes to a file that is there");
-                    // All, none, or any.
-                    let mode = rng.below(4);
+                    let landed = landed.unwrap_or(Landed::EACH[rng.below(Landed::EACH.len())]);
                     for (i, sector) in buf.bytes.chunks(SECTOR).enumerate() {
-                        let keep = match mode {
-                            0 => true,
-                            1 => false,
-                            2 => rng.below(2) == 0,
-                            _ => rng.below(8) != 0,
-                        };
-                        if keep {
+                        if landed.keeps(i, rng) {
                             let from = at as usize + i * SECTOR;
                             to[from..from + sector.len()].copy_from_slice(sector);
                         }
@@ -424,7 +452,12 @@ impl Crashed {
         if let Err(wrong) = self.judge(&found, report.last) {
             panic!("{wrong}; {report:?}");
         }
-        let kept: Vec<Record> = self.records.into_iter().filter(|r| r.lsn <= report.last).collect();
+        self.restart_from(report.last, seed)
+    }
+
+    /// Goes on, when a recovery found everything up to `last`.
+    pub fn restart_from(self, last: Lsn, seed: u64) -> Host {
+        let kept: Vec<Record> = self.records.into_iter().filter(|r| r.lsn <= last).collect();
         let mut host = Host::over(self.config, self.volume, seed).expect("recovered just now");
         // Those of released segments too: until a header says that they are not needed, they may be found again.
         host.records = kept;

@@ -1,4 +1,4 @@
-//! Produce (key 0, versions 3 to 13): append record batches.
+//! Produce (key 0, versions 3 to 13): append record batches. 12 and 13 are not offered yet (`table.rs` says why).
 //!
 //! Each partition of a request is judged by itself: the good ones are appended, the others say why not. A batch goes to
 //! its shard as a slice of the request's frame. The checks of a batch are the partition's (`engine::partition`); here

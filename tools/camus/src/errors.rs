@@ -41,7 +41,7 @@ pub mod exit {
     /// Each status with its meaning, for the documentation.
     pub const ALL: &[(u8, &str)] = &[
         (OK, "done as asked"),
-        (REFUSED, "the answer is no: the broker refused, or a check found something"),
+        (REFUSED, "the answer is no: the broker refused"),
         (USAGE, "the command line or a setting is wrong"),
         (STORAGE, "a write or a flush failed while the broker ran"),
         (WAL_DAMAGED, "the write-ahead log is damaged"),
@@ -145,8 +145,6 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
 "The broker understood the request and said no; its own error code and words are given.";
     BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",
 "The broker does not offer an API that this command needs, or its answer does not decode.";
-    CHECK_FAILED = "CAM-0401", REFUSED, "a check found something",
-"A command that verifies has found damage; it lists each place above this error.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
 }

@@ -100,8 +100,13 @@ fn summary(core: CoreId, report: &Report) -> Option<WalError> {
         ),
     };
     out::line(format!(
-        "core {core}: {verdict}; {} segments, {} groups, {} records, LSN {} to {}",
-        report.segments, report.groups, report.records, report.first, report.last
+        "core {core}: {verdict}; {} segment{}, {} groups, {} records, LSN {} to {}",
+        report.segments,
+        if report.segments == 1 { "" } else { "s" },
+        report.groups,
+        report.records,
+        report.first,
+        report.last
     ));
     for (path, bytes, role) in &report.files {
         let role = match role {
