@@ -402,7 +402,7 @@ fn restarts_without_records_use_no_new_space() {
 
 /// The group at the end of what was written: its header as it is on the disk.
 fn last_group(crashed: &Crashed) -> GroupHeader {
-    let written = crashed.written.iter().filter(|w| w.group.is_some()).next_back().expect("a group was written");
+    let written = crashed.written.iter().rfind(|w| w.group.is_some()).expect("a group was written");
     GroupHeader::read(&crashed.volume.files[&written.file][written.at as usize..])
 }
 
