@@ -21,7 +21,7 @@ const ZEROS_BYTES: usize = 1024 * 1024;
 
 /// A helper thread that does one kind of work, in order. Lives on the core's thread; the helper is started by the first
 /// job and ends, after what it is at, when this is dropped.
-pub(super) struct Helper<J: Send + 'static> {
+pub(crate) struct Helper<J: Send + 'static> {
     name: String,
     work: Arc<dyn Fn(Vec<J>, &mut dyn FnMut(DiskDone)) + Send + Sync>,
     waker: Waker,

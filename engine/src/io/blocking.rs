@@ -3,106 +3,42 @@
 //! One thread does reads and writes, one (`background.rs`) makes and removes files, which takes long. All writes that
 //! wait share one flush per file; each ends after it, and a flush that fails is the end of all of them.
 
-use super::background::{Background, Helper};
-use super::buf::AlignedBuf;
-use super::files::{self, OpenFiles};
-use super::{BlockBuf, Disk, DiskDone, DiskError, DiskOk, DiskOp, DurableMethod, FileId, OpId};
+use super::background::Helper;
+use super::files;
+use super::real::{RealDisk, Transfer, Transfers, What};
+use super::{DiskDone, DiskError, DiskOk, DurableMethod, FileId};
 use crate::rt::Waker;
 use crate::types::CoreId;
-use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The disk of one core. Lives on the core's thread, in its shell.
-pub(crate) struct BlockingDisk {
-    files: OpenFiles,
-    transfers: Helper<Transfer>,
-    background: Background,
-    done: VecDeque<DiskDone>,
-}
-
-struct Transfer {
-    op: OpId,
-    file: FileId,
-    at: u64,
-    open: Arc<File>,
-    what: What,
-}
-
-enum What {
-    Write(BlockBuf),
-    Read(AlignedBuf),
-}
+pub(crate) type BlockingDisk = RealDisk<Helper<Transfer>>;
 
 impl BlockingDisk {
     pub(crate) fn new(core: CoreId, dir: PathBuf, waker: Waker) -> BlockingDisk {
-        BlockingDisk {
-            files: OpenFiles::new(dir.clone()),
-            transfers: Helper::new(format!("core-{core}-disk"), waker.clone(), transfer_all),
-            background: Background::new(core, dir, waker),
-            done: VecDeque::new(),
-        }
-    }
-
-    /// The next end to report.
-    pub(crate) fn next_done(&mut self) -> Option<DiskDone> {
-        self.done.pop_front().or_else(|| self.transfers.next()).or_else(|| self.background.next())
-    }
-
-    pub(crate) fn has_done(&self) -> bool {
-        !self.done.is_empty()
-    }
-
-    /// Operations that have no end yet, or one that was not reported.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.transfers.outstanding() + self.background.outstanding() + self.done.len()
-    }
-
-    /// The core is stopping: what only prepares for later is given up.
-    pub(crate) fn stop(&self) {
-        self.background.stop();
-    }
-
-    fn start(&mut self, op: OpId, file: FileId, at: u64, what: What) {
-        let name = what.name();
-        let started =
-            self.files.get(file).and_then(|open| self.transfers.submit(Transfer { op, file, at, open, what }));
-        if let Err(cause) = started {
-            self.done.push_back(DiskDone { op, result: Err(files::error(name, file, at, &cause)) });
-        }
+        let transfers = Helper::new(format!("core-{core}-disk"), waker.clone(), transfer_all);
+        RealDisk::with(transfers, core, dir, waker)
     }
 }
 
-impl Disk for BlockingDisk {
-    fn submit(&mut self, id: OpId, op: DiskOp) {
-        super::check(&op);
-        match op {
-            DiskOp::Write { file, at, buf } => self.start(id, file, at, What::Write(buf)),
-            DiskOp::Read { file, at, len } => {
-                self.start(id, file, at, What::Read(AlignedBuf::zeroed(len as usize)));
-            }
-            DiskOp::Prepare { file, .. } | DiskOp::Remove { file } => {
-                // What was open under this number is, or will be, another file.
-                self.files.forget(file);
-                self.done.extend(self.background.submit(id, op));
-            }
-        }
+impl Transfers for Helper<Transfer> {
+    fn start(&mut self, transfer: Transfer) -> io::Result<()> {
+        self.submit(transfer)
+    }
+
+    fn next_done(&mut self) -> Option<DiskDone> {
+        self.next()
+    }
+
+    fn outstanding(&self) -> usize {
+        Helper::outstanding(self)
     }
 
     fn method(&self) -> DurableMethod {
         DurableMethod::Blocking
-    }
-}
-
-impl What {
-    fn name(&self) -> &'static str {
-        match self {
-            What::Write(_) => "write",
-            What::Read(_) => "read",
-        }
     }
 }
 

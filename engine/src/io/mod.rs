@@ -3,8 +3,9 @@
 //! In:  [`DiskOp`]s, through [`Disk::submit`]. Out: exactly one [`DiskDone`] each, as an event of the core's loop.
 //! Before the loop runs, [`Volume`] reads synchronously (recovery). Nothing here knows what the bytes mean.
 //! Files: `buf.rs` aligned, shared buffers; `uring.rs` operations on the core's ring; `blocking.rs` pread/pwrite on a
-//! helper thread, where io_uring is forbidden; `background.rs` making and removing files; `files.rs` their names, and
-//! which are open; `volume.rs` the directory before the loop runs; `sim.rs` a simulated disk.
+//! helper thread, where io_uring is forbidden; `real.rs` what these two share; `background.rs` making and removing
+//! files; `files.rs` their names, and which are open; `volume.rs` the directory before the loop runs; `sim.rs` a
+//! simulated disk.
 //! A file is named by its [`FileId`]: `000017.wal` in the core's directory.
 
 use bytes::Bytes;
@@ -15,6 +16,7 @@ mod background;
 pub(crate) mod blocking;
 pub mod buf;
 pub(crate) mod files;
+mod real;
 pub mod sim;
 pub mod uring;
 mod volume;

@@ -7,17 +7,17 @@
 //! The shell takes what is to be submitted from [`RingDisk::issue`] and brings completions to [`RingDisk::completed`].
 //! Files are made and removed by `background.rs`.
 
-use super::background::Background;
-use super::buf::{AlignedBuf, PoolRegions};
-use super::files::{self, OpenFiles};
-use super::{BlockBuf, Disk, DiskDone, DiskError, DiskOk, DiskOp, DurableMethod, FileId, OpId};
+use super::buf::PoolRegions;
+use super::files;
+use super::real::{RealDisk, Transfer, Transfers, What};
+use super::{BlockBuf, DiskDone, DiskError, DiskOk, DurableMethod};
 use crate::rt::Waker;
 use crate::stats::CoreStats;
 use crate::types::CoreId;
 use io_uring::{Submitter, opcode, squeue, types};
 use slab::Slab;
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -38,38 +38,29 @@ pub(crate) enum Submission {
 }
 
 /// The disk of one core. Lives on the core's thread, in its shell.
-pub(crate) struct RingDisk {
+pub(crate) type RingDisk = RealDisk<RingTransfers>;
+
+/// The reads and writes of a [`RingDisk`].
+pub(crate) struct RingTransfers {
     method: DurableMethod,
-    files: OpenFiles,
-    background: Background,
-    /// Reads and writes that have no end yet. An entry keeps what the kernel was given.
+    /// Those that have no end yet. An entry keeps what the kernel was given.
     flight: Slab<Flight>,
     /// Of these, what is not submitted yet.
     ready: VecDeque<usize>,
     /// And what is written, but needs another flush.
     flushes: Vec<usize>,
-    done: VecDeque<DiskDone>,
     registry: Registry,
     stats: Arc<CoreStats>,
 }
 
 struct Flight {
-    op: OpId,
-    file: FileId,
-    at: u64,
-    /// Keeps the descriptor open: the kernel looks it up when the operation is submitted.
-    open: Arc<File>,
-    what: What,
+    /// The kernel looks its descriptor up when the operation is submitted.
+    transfer: Transfer,
     /// Completions that are to come.
     left: u8,
     /// The flush may have run beside its write: another has to follow both.
     flush_again: bool,
     error: Option<DiskError>,
-}
-
-enum What {
-    Write(BlockBuf),
-    Read(AlignedBuf),
 }
 
 /// Which chunks of the pool are registered with the ring. A chunk is registered when it is first written, so that
@@ -92,48 +83,42 @@ impl RingDisk {
         ring: &Submitter<'_>,
     ) -> RingDisk {
         assert!(matches!(method, DurableMethod::Dsync | DurableMethod::LinkedFsync), "{method} is not for a ring");
-        RingDisk {
-            method,
-            files: OpenFiles::new(dir.clone()),
-            background: Background::new(core, dir, waker),
-            flight: Slab::new(),
-            ready: VecDeque::new(),
-            flushes: vec![],
-            done: VecDeque::new(),
-            registry: Registry::new(regions, ring),
-            stats,
-        }
+        let registry = Registry::new(regions, ring);
+        let (flight, ready) = (Slab::new(), VecDeque::new());
+        let transfers = RingTransfers { method, flight, ready, flushes: vec![], registry, stats };
+        RealDisk::with(transfers, core, dir, waker)
     }
 
     /// Hands everything that was submitted since the last call to the ring.
     pub(crate) fn issue(&mut self, ring: &Submitter<'_>, mut push: impl FnMut(Submission)) {
-        for key in self.flushes.drain(..) {
-            let flush = opcode::Fsync::new(types::Fd(self.flight[key].open.as_raw_fd()));
+        let RingTransfers { method, flight, ready, flushes, registry, stats } = &mut self.transfers;
+        for key in flushes.drain(..) {
+            let flush = opcode::Fsync::new(types::Fd(flight[key].transfer.open.as_raw_fd()));
             let flush = flush.flags(types::FsyncFlags::DATASYNC).build();
             push(Submission::One(flush.user_data(DISK_TAG | FLUSH_TAG | key as u64)));
         }
-        while let Some(key) = self.ready.pop_front() {
-            let flight = &mut self.flight[key];
-            let (fd, tag) = (types::Fd(flight.open.as_raw_fd()), DISK_TAG | key as u64);
-            match &mut flight.what {
+        while let Some(key) = ready.pop_front() {
+            let transfer = &mut flight[key].transfer;
+            let (fd, tag) = (types::Fd(transfer.open.as_raw_fd()), DISK_TAG | key as u64);
+            match &mut transfer.what {
                 What::Read(buf) => {
                     let len = u32::try_from(buf.len()).expect("checked when it was submitted");
                     push(Submission::One(
-                        opcode::Read::new(fd, buf.as_mut_ptr(), len).offset(flight.at).build().user_data(tag),
+                        opcode::Read::new(fd, buf.as_mut_ptr(), len).offset(transfer.at).build().user_data(tag),
                     ));
                 }
                 What::Write(buf) => {
                     let (from, len) = (buf.bytes.as_ptr(), buf.bytes.len() as u32);
-                    let dsync = self.method == DurableMethod::Dsync;
+                    let dsync = *method == DurableMethod::Dsync;
                     let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-                    let write = match self.registry.index(buf, ring) {
+                    let write = match registry.index(buf, ring) {
                         Some(index) => {
-                            self.stats.turns.writes_registered.fetch_add(1, Ordering::Relaxed);
-                            opcode::WriteFixed::new(fd, from, len, index).offset(flight.at).rw_flags(flags).build()
+                            stats.turns.writes_registered.fetch_add(1, Ordering::Relaxed);
+                            opcode::WriteFixed::new(fd, from, len, index).offset(transfer.at).rw_flags(flags).build()
                         }
                         None => {
-                            self.stats.turns.writes_unregistered.fetch_add(1, Ordering::Relaxed);
-                            opcode::Write::new(fd, from, len).offset(flight.at).rw_flags(flags).build()
+                            stats.turns.writes_unregistered.fetch_add(1, Ordering::Relaxed);
+                            opcode::Write::new(fd, from, len).offset(transfer.at).rw_flags(flags).build()
                         }
                     };
                     let write = write.user_data(tag);
@@ -151,34 +136,35 @@ impl RingDisk {
     /// A completion whose user data has [`DISK_TAG`].
     pub(crate) fn completed(&mut self, data: u64, result: i32) {
         let key = (data & u64::from(u32::MAX)) as usize;
-        let flight = self.flight.get_mut(key).expect("an entry lives until its last completion");
+        let flight = self.transfers.flight.get_mut(key).expect("an entry lives until its last completion");
         flight.left -= 1;
-        let (what, wanted) = match &flight.what {
-            What::Write(buf) => ("write", buf.bytes.len()),
-            What::Read(buf) => ("read", buf.len()),
+        let Transfer { file, at, what, .. } = &flight.transfer;
+        let wanted = match what {
+            What::Write(buf) => buf.bytes.len(),
+            What::Read(buf) => buf.len(),
         };
         let wanted = if data & FLUSH_TAG != 0 { 0 } else { wanted };
         // The first error counts: a flush that is cancelled says only that its write failed.
         if flight.error.is_none() {
             flight.error = match usize::try_from(result) {
                 Ok(moved) if moved == wanted => None,
-                Ok(moved) => Some(files::short(what, flight.file, flight.at, moved, wanted)),
+                Ok(moved) => Some(files::short(what.name(), *file, *at, moved, wanted)),
                 Err(_) => {
                     let cause = io::Error::from_raw_os_error(-result);
-                    Some(files::error(what, flight.file, flight.at, &cause))
+                    Some(files::error(what.name(), *file, *at, &cause))
                 }
             };
         }
         if flight.left == 0 && flight.error.is_none() && std::mem::take(&mut flight.flush_again) {
             flight.left = 1;
-            self.flushes.push(key);
+            self.transfers.flushes.push(key);
         } else if flight.left == 0 {
-            let flight = self.flight.remove(key);
-            let ok = match flight.what {
+            let Flight { transfer, error, .. } = self.transfers.flight.remove(key);
+            let ok = match transfer.what {
                 What::Write(_) => DiskOk::Written,
                 What::Read(buf) => DiskOk::Read(buf.freeze()),
             };
-            self.done.push_back(DiskDone { op: flight.op, result: flight.error.map_or(Ok(ok), Err) });
+            self.done.push_back(DiskDone { op: transfer.op, result: error.map_or(Ok(ok), Err) });
         }
     }
 
@@ -186,67 +172,31 @@ impl RingDisk {
     /// then be an operation of its own and might run beside its write. Which one is not known, so all are flushed
     /// again.
     pub(crate) fn cut_short(&mut self) {
-        for (_, flight) in self.flight.iter_mut().filter(|(_, flight)| flight.left == 2) {
+        for (_, flight) in self.transfers.flight.iter_mut().filter(|(_, flight)| flight.left == 2) {
             flight.flush_again = true;
-        }
-    }
-
-    /// The next end to report.
-    pub(crate) fn next_done(&mut self) -> Option<DiskDone> {
-        if let Some(done) = self.done.pop_front() {
-            return Some(done);
-        }
-        self.background.next()
-    }
-
-    pub(crate) fn has_done(&self) -> bool {
-        !self.done.is_empty()
-    }
-
-    /// Operations that have no end yet, or one that was not reported.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.flight.len() + self.background.outstanding() + self.done.len()
-    }
-
-    /// The core is stopping: what only prepares for later is given up.
-    pub(crate) fn stop(&self) {
-        self.background.stop();
-    }
-
-    fn start(&mut self, op: OpId, file: FileId, at: u64, what: What) {
-        let (name, left) = match (&what, self.method) {
-            (What::Write(_), DurableMethod::LinkedFsync) => ("write", 2),
-            (What::Write(_), _) => ("write", 1),
-            (What::Read(_), _) => ("read", 1),
-        };
-        match self.files.get(file) {
-            Ok(open) => {
-                let key =
-                    self.flight.insert(Flight { op, file, at, open, what, left, flush_again: false, error: None });
-                assert!(u32::try_from(key).is_ok(), "fewer than 2^32 operations are in flight");
-                self.ready.push_back(key);
-            }
-            Err(cause) => {
-                self.done.push_back(DiskDone { op, result: Err(files::error(name, file, at, &cause)) });
-            }
         }
     }
 }
 
-impl Disk for RingDisk {
-    fn submit(&mut self, id: OpId, op: DiskOp) {
-        super::check(&op);
-        match op {
-            DiskOp::Write { file, at, buf } => self.start(id, file, at, What::Write(buf)),
-            DiskOp::Read { file, at, len } => {
-                self.start(id, file, at, What::Read(AlignedBuf::zeroed(len as usize)));
-            }
-            DiskOp::Prepare { file, .. } | DiskOp::Remove { file } => {
-                // What was open under this number is, or will be, another file.
-                self.files.forget(file);
-                self.done.extend(self.background.submit(id, op));
-            }
-        }
+impl Transfers for RingTransfers {
+    fn start(&mut self, transfer: Transfer) -> io::Result<()> {
+        let left = match (&transfer.what, self.method) {
+            (What::Write(_), DurableMethod::LinkedFsync) => 2,
+            (What::Write(_) | What::Read(_), _) => 1,
+        };
+        let key = self.flight.insert(Flight { transfer, left, flush_again: false, error: None });
+        assert!(u32::try_from(key).is_ok(), "fewer than 2^32 operations are in flight");
+        self.ready.push_back(key);
+        Ok(())
+    }
+
+    /// The ring tells of every end, and [`RingDisk::completed`] keeps it.
+    fn next_done(&mut self) -> Option<DiskDone> {
+        None
+    }
+
+    fn outstanding(&self) -> usize {
+        self.flight.len()
     }
 
     fn method(&self) -> DurableMethod {
@@ -320,6 +270,7 @@ fn method_for(write_cache: &str, fua: &str) -> DurableMethod {
 mod tests {
     use super::*;
     use crate::io::buf::ChunkPool;
+    use crate::io::{Disk, DiskOp, FileId, OpId};
     use crate::limits::{BLOCK_BYTES, WAL_CHUNK_BYTES};
 
     /// Lost if it fails: acknowledged records, when the kernel ran out of memory between a write and its flush.
