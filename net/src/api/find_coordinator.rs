@@ -1,7 +1,8 @@
 //! FindCoordinator: which broker serves a group or a transactional id.
 //!
-//! Groups and transactions are not served yet, so no key has a coordinator: the answer is the retriable code that a
-//! Kafka broker gives while a coordinator is not up, never a node that would then refuse.
+//! Every group is served by this broker. Transactions are not served yet, so no transactional id has a coordinator: the
+//! answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a node that would then
+//! refuse.
 
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -32,13 +33,14 @@ fn read(request: &Request) -> Result<Asked, Malformed> {
 }
 
 /// FindCoordinator 0-6, flexible from 3.
-pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
+pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     let asked = match read(request) {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
     let (code, why) = match asked.kind {
-        GROUP | TRANSACTION => (Code::CoordinatorNotAvailable, "no coordinator is up"),
+        GROUP => return found(ctx, request, asked.keys),
+        TRANSACTION => (Code::CoordinatorNotAvailable, "no coordinator is up"),
         _ => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),
     };
     let (code, why, nobody) = (code.wire(), StrBytes::from_static_str(why), BrokerId(-1));
@@ -52,6 +54,22 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
     } else {
         let why = (request.version >= 1).then_some(why);
         answer.with_error_code(code).with_error_message(why).with_node_id(nobody).with_port(-1)
+    };
+    respond(&answer, request.version)
+}
+
+fn found(ctx: &Ctx<'_>, request: &Request, keys: Vec<StrBytes>) -> Outcome {
+    let (host, port) = (StrBytes::from_string(request.advertised.0.clone()), i32::from(request.advertised.1));
+    let me = BrokerId(ctx.settings.broker.0);
+    let answer = FindCoordinatorResponse::default().with_error_message(None);
+    let answer = if request.version >= 4 {
+        let one = |key| {
+            let coordinator = Coordinator::default().with_key(key).with_node_id(me).with_error_message(None);
+            coordinator.with_host(host.clone()).with_port(port)
+        };
+        answer.with_coordinators(keys.into_iter().map(one).collect())
+    } else {
+        answer.with_node_id(me).with_host(host).with_port(port)
     };
     respond(&answer, request.version)
 }
