@@ -576,6 +576,7 @@ enum Step {
     },
     Sync {
         client: usize,
+        omits: bool,
     },
     Beat {
         client: usize,

@@ -72,6 +72,8 @@ pub enum Outcome {
 
 pub use ctx::{Ctx, NO_OFFSET, Settings};
 mod ctx;
+#[cfg(test)]
+mod group_tests;
 pub mod messages;
 pub mod session;
 pub mod table;
