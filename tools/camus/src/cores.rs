@@ -31,6 +31,9 @@ use std::time::Duration;
 /// How often the main thread looks whether the cores came up, or have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// How long a port may still be held by a predecessor that was killed.
+const PORT_FREE_WITHIN: Duration = Duration::from_secs(2);
+
 /// A log without room for its first records for this long will not get it by itself.
 const NO_ROOM_AFTER: Duration = Duration::from_secs(3);
 
@@ -200,9 +203,24 @@ fn reserve(listeners: &[SocketAddr]) -> Result<(Vec<Socket>, Vec<SocketAddr>), U
         shared.bind(&SockAddr::from(bound))?;
         Ok((shared, bound))
     };
+    // The kernel tears the ring of a process that was killed down after the process is gone, and the ring's accept holds
+    // the port until then: a restart at once after kill -9 waits for it.
+    let patiently = |addr: SocketAddr| {
+        let mut waited = Duration::ZERO;
+        loop {
+            match bind(addr) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && waited < PORT_FREE_WITHIN => {
+                    waited += LOOK_EVERY;
+                    #[allow(clippy::disallowed_methods)] // the main thread has nothing else to do
+                    std::thread::sleep(LOOK_EVERY);
+                }
+                done => return done,
+            }
+        }
+    };
     let bound: Result<Vec<(Socket, SocketAddr)>, UserError> = listeners
         .iter()
-        .map(|addr| bind(*addr).map_err(|error| errors::listen("listeners", &addr.to_string(), &error)))
+        .map(|addr| patiently(*addr).map_err(|error| errors::listen("listeners", &addr.to_string(), &error)))
         .collect();
     Ok(bound?.into_iter().unzip())
 }
