@@ -15,8 +15,8 @@ pub const MEMBER_PROTOCOLS_MAX: usize = 100;
 /// What all members of all groups may say of themselves and be assigned, bytes. It lives in core 0's memory.
 pub const MEMBERS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Committed offsets of all groups: a hundred groups that read every partition of the cluster would be ten times as many,
-/// and each takes about 100 bytes in memory and 30 in a snapshot.
+/// Committed offsets of all groups: a hundred groups that read every partition of the cluster would be ten times as
+/// many, and each takes about 100 bytes in memory and 30 in a snapshot.
 pub const OFFSETS_MAX: usize = 1_000_000;
 /// Names of groups and metadata of offsets, bytes, all together.
 pub const OFFSETS_BYTES_MAX: usize = 64 * 1024 * 1024;

@@ -1,8 +1,8 @@
 //! What groups have committed: for each group, the next offset to read of each partition.
 //!
 //! Part of the meta shard's state: changed by committed commands only, in the order of the log, so that a committed
-//! offset moves when its group commits and never by itself (SPEC promise 5). Not part of the image: only the coordinator
-//! reads it.
+//! offset moves when its group commits and never by itself (SPEC promise 5). Not part of the image: only the
+//! coordinator reads it.
 
 use crate::command::{PartitionOffset, Refused, TopicOffsets};
 use crate::limits;

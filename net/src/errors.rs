@@ -207,6 +207,33 @@ mod tests {
     use camus_engine::types::{Offset, ProducerEpoch, ProducerId, Sequence};
     use kafka_protocol::ResponseError;
 
+    /// A member that is told the wrong code gives up, or joins again for ever.
+    #[test]
+    fn each_refusal_of_a_group_has_kafkas_code() {
+        use GroupRefusal::*;
+        let codes = [
+            (IllegalGeneration, 22),
+            (InconsistentProtocol, 23),
+            (InvalidGroupId, 24),
+            (UnknownMember, 25),
+            (InvalidSessionTimeout, 26),
+            (RebalanceInProgress, 27),
+            (CommitTooLarge, 28),
+            (InvalidRequest, 42),
+            (NonEmptyGroup, 68),
+            (GroupNotFound, 69),
+            (MemberIdRequired, 79),
+            (GroupFull, 81),
+            (FencedInstance, 82),
+            (SubscribedToTopic, 86),
+            (Busy, 14),
+            (Stopping, 15),
+        ];
+        for (refusal, code) in codes {
+            assert_eq!(group_code(refusal).wire(), code, "{refusal}");
+        }
+    }
+
     fn refusals() -> Vec<(Refusal, i16)> {
         let none = Offset(0);
         vec![

@@ -263,6 +263,7 @@ pub struct Token(pub u64);
 #[derive(Debug, Default)]
 pub struct GroupOut {
     pub answers: Vec<(Ticket, GroupAnswer)>,
-    /// Each of them is decided by [`Coordinator::decided`](super::Coordinator::decided), also if it could not be written.
+    /// Each of them is decided by [`Coordinator::decided`](super::Coordinator::decided), also if it could not be
+    /// written.
     pub commands: Vec<(Token, Command)>,
 }

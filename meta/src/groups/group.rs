@@ -62,8 +62,8 @@ pub(super) struct Preparing {
 
 /// One group. Lives on core 0, owned by the coordinator.
 ///
-/// In `Stable` every member of the generation has exactly what the generation's leader sent for it. In `CompletingRebalance`
-/// the leader has not sent it yet. `leader` is a member unless the group is empty.
+/// In `Stable` every member of the generation has exactly what the generation's leader sent for it. In
+/// `CompletingRebalance` the leader has not sent it yet. `leader` is a member unless the group is empty.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) state: GroupState,

@@ -1,7 +1,7 @@
 //! Joining, leaving, and the generations of one group.
 //!
-//! A generation begins when the join phase ends: by its deadline, or as soon as everybody is there. Its leader then sends
-//! the assignment with SyncGroup. Source of the rules: Kafka's `GroupMetadataManager`, the classic protocol.
+//! A generation begins when the join phase ends: by its deadline, or as soon as everybody is there. Its leader then
+//! sends the assignment with SyncGroup. Source of the rules: Kafka's `GroupMetadataManager`, the classic protocol.
 
 use super::ask::{GroupAnswer, GroupOut, GroupRefusal, GroupState, Join, Joined, Leaver, MemberName, Sync, Synced};
 use super::coordinator::{Coordinator, EMPTY_KEPT, GroupSettings, NEW_MEMBER_TIMEOUT};

@@ -131,8 +131,8 @@ impl Coordinator {
         }
     }
 
-    /// Offsets that are older than the retention, of groups that have had no members for as long. Of a group that had no
-    /// members since the start it is not known when the last one went: the start counts.
+    /// Offsets that are older than the retention, of groups that have had no members for as long. Of a group that had
+    /// no members since the start it is not known when the last one went: the start counts.
     pub(super) fn expire(&mut self, now: Mono, wall: WallMs, state: &State, out: &mut GroupOut) {
         let retention = self.settings.retention;
         let before_ms = wall.0.saturating_sub(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX));

@@ -1,4 +1,5 @@
-//! The handlers of groups against a real coordinator, in every version: what one request leads to is seen by the others.
+//! The handlers of groups against a real coordinator, in every version: what one request leads to is seen by the
+//! others.
 
 use super::messages::testing::{Handler, World, encoded, survives_damage};
 use super::{

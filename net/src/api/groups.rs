@@ -1,7 +1,7 @@
 //! What the handlers of groups share: who a member says it is, and copies of what a client sent.
 //!
-//! What goes to the coordinator crosses cores and may stay there for long, so it is copied: a slice would keep the whole
-//! frame of a client in memory.
+//! What goes to the coordinator crosses cores and may stay there for long, so it is copied: a slice would keep the
+//! whole frame of a client in memory.
 
 use super::{Ctx, messages};
 use crate::codec::{Malformed, Reader};

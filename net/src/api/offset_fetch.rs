@@ -51,7 +51,8 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     let version = request.version;
     let known = |(name, partitions): &(StrBytes, Vec<i32>)| {
-        // a topic that is not there has the nil id, under which nothing is committed; -1 becomes a partition that is not
+        // a topic that is not there has the nil id, under which nothing is committed; -1 becomes a partition that is
+        // not
         let id = ctx.image.topic(name).map_or(Uuid::nil(), |topic| topic.id);
         (id, partitions.iter().map(|partition| *partition as u32).collect())
     };
