@@ -3,7 +3,7 @@
 /// Bytes of a group's name. Kafka has no limit but the 32,767 of its strings; nobody names a group like that.
 pub const GROUP_ID_BYTES_MAX: usize = 1024;
 /// Groups with members, or that had some a moment ago. One more is told to come again.
-pub const GROUPS_MAX: usize = 100_000;
+pub const GROUPS_MAX: usize = 20_000;
 /// The largest value that `group.max.size` may take, and its default.
 pub const GROUP_MEMBERS_MAX: usize = 10_000;
 /// Member ids of one group that are given out and not yet used to join (Kafka has no limit).
@@ -12,7 +12,9 @@ pub const GROUP_PENDING_MAX: usize = GROUP_MEMBERS_MAX;
 pub const MEMBER_BYTES_MAX: usize = 1024 * 1024;
 /// Protocols of one member. Clients have fewer than ten.
 pub const MEMBER_PROTOCOLS_MAX: usize = 100;
-/// What all members of all groups may say of themselves and be assigned, bytes. It lives in core 0's memory.
+/// What a member, or a member id that waits to be used, takes besides what it says of itself, bytes.
+pub const MEMBER_BYTES_FIXED: usize = 1024;
+/// All members of all groups, with what they say of themselves and are assigned, bytes. It lives in core 0's memory.
 pub const MEMBERS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Committed offsets of all groups: a hundred groups that read every partition of the cluster would be ten times as

@@ -1,4 +1,4 @@
-"""SPEC promise 5: consumers are at least once. What a group committed is where it goes on, and that never goes back by itself."""
+"""SPEC promise 5: consumers are at least once. A group goes on where it committed, and that never goes back."""
 import threading
 import time
 
@@ -26,7 +26,8 @@ class Committer(threading.Thread):
             while True:
                 while len(pending) < 4:
                     self.sent += 1
-                    pending.append((self.sent, g.send_commit(self.conn, self.group, self.topic, {self.partition: self.sent})))
+                    offsets = {self.partition: self.sent}
+                    pending.append((self.sent, g.send_commit(self.conn, self.group, self.topic, offsets)))
                 offset, correlation = pending.pop(0)
                 assert g.receive_commit(self.conn, correlation) == {self.partition: 0}
                 self.acked = offset
@@ -37,8 +38,8 @@ class Committer(threading.Thread):
 @pytest.mark.both_io
 @pytest.mark.restarts
 def test_a_committed_offset_survives_kill_9_and_never_goes_back(broker, client):
-    """Lost otherwise: the place where a group goes on. Four kills under load; what was acknowledged is there, or what was sent
-    after it, and nothing else."""
+    """Lost otherwise: the place where a group goes on. Four kills under load; what was acknowledged is there, or what
+    was sent after it, and nothing else."""
     topic, names = client.topic(3), [fresh("g") for _ in range(2)]
     places = {(name, p): 0 for name in names for p in range(3)}
     for _ in range(4):
@@ -59,7 +60,7 @@ def test_a_committed_offset_survives_kill_9_and_never_goes_back(broker, client):
 
 @pytest.mark.restarts
 def test_commit_crash_resume(serve):
-    """Lost otherwise: records between a consumer's last commit and its crash. They are delivered again, and none before."""
+    """Lost otherwise: records between a consumer's last commit and its crash. They come again, and none before them."""
     broker = serve(settings=NO_DELAY)
     client = Client(broker)
     topic, group = client.topic(), fresh("g")
@@ -83,7 +84,7 @@ def test_commit_crash_resume(serve):
 @pytest.mark.camus_only
 @pytest.mark.restarts
 def test_a_member_of_before_a_restart_joins_again_and_can_not_commit_before(serve):
-    """Lost otherwise: a group that a restart leaves without its generation, or one in which a member of long ago commits."""
+    """Lost otherwise: a group without a generation after a restart, or one in which a member of long ago commits."""
     broker = serve(settings=NO_DELAY)
     client = Client(broker)
     topic, group = client.topic(2), fresh("g")
@@ -104,7 +105,7 @@ def test_a_member_of_before_a_restart_joins_again_and_can_not_commit_before(serv
 
 
 def test_two_members_share_and_the_survivor_reads_what_the_dead_one_did_not_commit(serve):
-    """Lost otherwise: the partitions of a member that dies. Members on two cores are one group; one dies without a word."""
+    """Lost otherwise: the partitions of a member that dies. Members on two cores are one group; one dies silently."""
     broker = serve(cores=2, settings=NO_DELAY)
     client = Client(broker)
     topic, group = client.topic(4), fresh("g")
@@ -137,7 +138,7 @@ def test_two_members_share_and_the_survivor_reads_what_the_dead_one_did_not_comm
 
 @pytest.mark.camus_only
 def test_sigterm_does_not_wait_for_members_that_wait(serve):
-    """Lost otherwise: an orderly end. A member that waits for its group is told to ask later, and the broker ends at once."""
+    """Lost otherwise: an orderly end. A member that waits is told to ask later, and the broker ends at once."""
     broker = serve(settings={"group.initial.rebalance.delay.ms": 60000})
     member = g.Member(broker.address, fresh("g"), 1, rebalance_ms=60000)
     member.send_join()

@@ -259,6 +259,7 @@ impl Coordinator {
     pub(super) fn forget_if_empty(&mut self, name: &str) {
         if self.groups.get(name).is_some_and(|g| g.state == GroupState::Empty && g.members.is_empty()) {
             let group = self.groups.remove(name).expect("it was there a line ago");
+            self.members_bytes -= group.pending.len() * limits::MEMBER_BYTES_FIXED;
             if let Some(armed) = group.armed {
                 self.timers.remove(&(armed, name.to_owned()));
             }

@@ -2,6 +2,7 @@
 
 use super::ask::{GroupRefusal, GroupState, Joined, JoinedMember, MemberName};
 use super::coordinator::EMPTY_KEPT;
+use crate::limits;
 use bytes::Bytes;
 use camus_engine::shard::api::Ticket;
 use camus_engine::types::Mono;
@@ -36,8 +37,10 @@ impl Member {
         self.protocols.iter().find(|(name, _)| name == protocol).map(|(_, metadata)| metadata)
     }
 
+    /// What it takes of [`limits::MEMBERS_BYTES_MAX`].
     pub(super) fn bytes(&self) -> usize {
-        protocols_bytes(&self.protocols) + self.assignment.len()
+        let names = self.instance.as_ref().map_or(0, String::len) + self.client_id.len() + self.client_host.len();
+        limits::MEMBER_BYTES_FIXED + names + protocols_bytes(&self.protocols) + self.assignment.len()
     }
 
     /// Silence is no sign of death while the broker owes it an answer: a parked request says that it is there. Of one

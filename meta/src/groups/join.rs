@@ -35,11 +35,12 @@ impl Coordinator {
         if !(settings.session_timeout_min..=settings.session_timeout_max).contains(&join.session_timeout) {
             return Err(GroupRefusal::InvalidSessionTimeout);
         }
-        let bytes = protocols_bytes(&join.protocols);
+        let instance_bytes = join.member.instance.as_ref().map_or(0, String::len);
+        let bytes = protocols_bytes(&join.protocols) + instance_bytes + join.client_id.len();
         if join.protocols.len() > limits::MEMBER_PROTOCOLS_MAX || bytes > limits::MEMBER_BYTES_MAX {
             return Err(GroupRefusal::InvalidRequest);
         }
-        if self.members_bytes + bytes > limits::MEMBERS_BYTES_MAX {
+        if self.members_bytes + bytes + 2 * limits::MEMBER_BYTES_FIXED > limits::MEMBERS_BYTES_MAX {
             return Err(GroupRefusal::Busy);
         }
         if !self.groups.contains_key(&join.group) {
@@ -152,6 +153,7 @@ impl Steps<'_> {
             return self.join_anew(ticket, join, holder);
         }
         if join.member.instance.is_none() && self.group.pending.remove(&id).is_some() {
+            *self.bytes -= limits::MEMBER_BYTES_FIXED;
             self.add(ticket, id, join);
             return Ok(None);
         }
@@ -189,6 +191,7 @@ impl Steps<'_> {
                 return Err((GroupRefusal::GroupFull, String::new()));
             }
             self.group.pending.insert(fresh.clone(), self.now + join.session_timeout);
+            *self.bytes += limits::MEMBER_BYTES_FIXED;
             return Err((GroupRefusal::MemberIdRequired, fresh));
         }
         self.add(ticket, fresh, join);
@@ -219,7 +222,6 @@ impl Steps<'_> {
         }
         group.newcomer = true;
         group.joins += 1;
-        *self.bytes += protocols_bytes(&join.protocols);
         let member = Member {
             instance: join.member.instance,
             client_id: join.client_id,
@@ -234,6 +236,7 @@ impl Steps<'_> {
             alive_until: self.now + NEW_MEMBER_TIMEOUT,
             order: group.joins,
         };
+        *self.bytes += member.bytes();
         group.members.insert(id, member);
         self.rebalance();
     }
@@ -251,12 +254,13 @@ impl Steps<'_> {
 
     fn take_over(&mut self, id: &str, join: Join) {
         let member = self.group.members.get_mut(id).expect("it is a member");
-        *self.bytes = *self.bytes - protocols_bytes(&member.protocols) + protocols_bytes(&join.protocols);
+        *self.bytes -= member.bytes();
         member.protocols = join.protocols;
         member.session_timeout = join.session_timeout;
         member.rebalance_timeout = join.rebalance_timeout;
         member.client_id = join.client_id;
         member.client_host = join.client_host;
+        *self.bytes += member.bytes();
         member.alive_until = self.now + if member.is_new { NEW_MEMBER_TIMEOUT } else { member.session_timeout };
     }
 
@@ -480,7 +484,10 @@ impl Steps<'_> {
             Some(instance) if member.id.is_empty() => {
                 self.group.instances.get(instance).cloned().ok_or(GroupRefusal::UnknownMember)?
             }
-            None if self.group.pending.remove(&member.id).is_some() => return Ok(()),
+            None if self.group.pending.remove(&member.id).is_some() => {
+                *self.bytes -= limits::MEMBER_BYTES_FIXED;
+                return Ok(());
+            }
             _ => {
                 self.group.check(member)?;
                 member.id.clone()
@@ -526,7 +533,9 @@ impl Steps<'_> {
 
     fn time_passed(&mut self) {
         let now = self.now;
+        let pending = self.group.pending.len();
         self.group.pending.retain(|_, until| *until > now);
+        *self.bytes -= (pending - self.group.pending.len()) * limits::MEMBER_BYTES_FIXED;
         let silent = self.group.members.iter().filter(|(_, m)| !m.is_heard() && m.alive_until <= now);
         let mut gone: Vec<String> = silent.map(|(id, _)| id.clone()).collect();
         if self.group.sync_by.is_some_and(|by| by <= now) {

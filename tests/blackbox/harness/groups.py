@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from .wire import FLEXIBLE_FROM, W, Conn
 
-OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 8, 9, 10, 11, 12, 13, 14
-FLEXIBLE_FROM.update({OFFSET_COMMIT: 8, OFFSET_FETCH: 6, FIND_COORDINATOR: 3, JOIN_GROUP: 6, HEARTBEAT: 4, LEAVE_GROUP: 4,
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, SYNC_GROUP = 8, 9, 10, 11, 12, 14
+FLEXIBLE_FROM.update({OFFSET_COMMIT: 8, OFFSET_FETCH: 6, FIND_COORDINATOR: 3, JOIN_GROUP: 6, HEARTBEAT: 4,
                       SYNC_GROUP: 4})
 
-ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCING, MEMBER_ID_REQUIRED = 22, 25, 27, 79
+UNKNOWN_MEMBER, REBALANCING, MEMBER_ID_REQUIRED = 25, 27, 79
 #: Codes that a member answers by asking again.
 LATER = {14, 15, 16}
 
@@ -154,7 +154,8 @@ class Member:
         return answer
 
     def beat(self):
-        self.on().send(HEARTBEAT, 3, W(False).string(self.group).put("i", self.generation).string(self.id).string(None).out)
+        w = W(False).string(self.group).put("i", self.generation).string(self.id).string(None)
+        self.on().send(HEARTBEAT, 3, w.out)
         r = self.conn.receive(HEARTBEAT, 3)
         r.get("i")
         error = r.get("h")

@@ -203,8 +203,8 @@ fn reserve(listeners: &[SocketAddr]) -> Result<(Vec<Socket>, Vec<SocketAddr>), U
         shared.bind(&SockAddr::from(bound))?;
         Ok((shared, bound))
     };
-    // The kernel tears the ring of a process that was killed down after the process is gone, and the ring's accept holds
-    // the port until then: a restart at once after kill -9 waits for it.
+    // The kernel tears the ring of a process that was killed down after the process is gone, and the ring's accept
+    // holds the port until then: a restart at once after kill -9 waits for it.
     let patiently = |addr: SocketAddr| {
         let mut waited = Duration::ZERO;
         loop {

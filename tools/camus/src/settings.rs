@@ -118,8 +118,8 @@ settings! {
     "offset.metadata.max.bytes", Kind::Bytes { min: 0, max: 32_767 }, "4096", "bytes", Effect::Works,
         "What a client may store beside a committed offset.";
     "offsets.retention.minutes", Kind::Int { min: 1, max: i32::MAX as i64 }, "10080", "minutes", Effect::Works,
-        "How long committed offsets outlive the last of: their commit, the last member of their group, and a restart of \
-         the broker.";
+        "How long committed offsets outlive the last of: their commit, the last member of their group, and a restart \
+         of the broker.";
     "log.retention.hours", Kind::Int { min: -1, max: i32::MAX as i64 }, "168", "hours", NO_RETENTION,
         "How long records are kept; log.retention.minutes and log.retention.ms beat it. -1: for ever.";
     "log.retention.minutes", Kind::Int { min: -1, max: i32::MAX as i64 }, "", "minutes", NO_RETENTION,
