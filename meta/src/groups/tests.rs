@@ -609,7 +609,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (client(), -1..2i32).prop_map(|(client, generation)| Step::Beat { client, generation }),
         2 => client().prop_map(|client| Step::Leave { client }),
         2 => client().prop_map(|client| Step::Commit { client }),
-        4 => prop_oneof![Just(1u64), Just(500), Just(4000), Just(11_000), Just(30_000)].prop_map(|ms| Step::Passes { ms }),
+        4 => proptest::sample::select(vec![1, 500, 4000, 11_000, 30_000]).prop_map(|ms| Step::Passes { ms }),
         1 => client().prop_map(|client| Step::Cut { client }),
         1 => client().prop_map(|client| Step::Forget { client }),
     ];
