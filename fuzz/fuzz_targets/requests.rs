@@ -2,8 +2,9 @@
 #![no_main]
 
 use bytes::Bytes;
-use camus_engine::shard::api::{Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable};
+use camus_engine::shard::api::{Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable, Ticket};
 use camus_engine::types::{BrokerId, CoreId, LeaderEpoch, Mono, Offset, ShardId, Term, WallMs};
+use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut};
 use camus_meta::{Command, Image, Placement, State, Topic};
 use camus_net::api::init_producer_id::ProducerIds;
 use camus_net::api::session::Sessions;
@@ -68,6 +69,25 @@ fn answer(ask: &Ask, mood: u8) -> Answer {
     }
 }
 
+/// The coordinator's answer; time passes until it comes.
+fn group(coordinator: &mut Coordinator, state: &mut State, ask: GroupAsk) -> GroupAnswer {
+    let ticket = Ticket { core: CoreId(0), request: 1, part: 0 };
+    let (mut out, mut now) = (GroupOut::default(), Mono(1_000_000_000));
+    coordinator.ask(now, ticket, ask, state, &mut out);
+    loop {
+        for (token, command) in std::mem::take(&mut out.commands) {
+            let next = camus_engine::types::Index(state.applied().0 + 1);
+            let decided = state.apply(next, &command);
+            coordinator.decided(token, decided, &mut out);
+        }
+        if let Some((_, answer)) = out.answers.pop() {
+            return answer;
+        }
+        now = coordinator.next_deadline();
+        coordinator.tick(now, WallMs(1_800_000_000_000), state, &mut out);
+    }
+}
+
 fuzz_target!(|input: (u8, u8, u8, &[u8])| {
     let (api, version, mood, body) = input;
     let api = &table::APIS[usize::from(api) % table::APIS.len()];
@@ -86,9 +106,13 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         message_bytes_max: 1 << 20,
         fetch_sessions_max: 10,
         fetch_bytes_max: 55 << 20,
+        offset_metadata_bytes_max: 4096,
+        groups: Default::default(),
+        given: Vec::new(),
     };
     let (mut sessions, mut producer_ids) = (Sessions::default(), ProducerIds::default());
     let mut state = State::new(vec![ShardId(1), ShardId(2)]);
+    let mut coordinator = Coordinator::new(Default::default(), Mono(0));
     let mut seed = u64::from(mood);
     let mut random = || {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
@@ -111,6 +135,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         body: Bytes::copy_from_slice(body),
         received: Mono(1_000_000_000),
         advertised: ("127.0.0.1".to_owned(), 9092),
+        peer: [127, 0, 0, 1].into(),
     };
     let mut outcome = table::handle(&mut ctx, &request);
     for round in 0..ROUNDS_MAX {
@@ -130,6 +155,10 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
                     })
                     .collect();
                 then(&mut ctx, decided)
+            }
+            Outcome::Group(ask, then) => {
+                let answer = group(&mut coordinator, &mut state, ask);
+                then(&mut ctx, answer)
             }
             Outcome::Sleep(_, then) => {
                 let why = if mood & 32 == 0 || round > 8 { Woke::Deadline } else { Woke::Moved };

@@ -39,6 +39,46 @@ pub enum Command {
     TakeProducerIds {
         count: u32,
     },
+    /// What a group will read next. All of it is stored or nothing; topics that are gone are left out.
+    CommitOffsets {
+        group: String,
+        /// When it was asked for, ms since 1970.
+        at_ms: i64,
+        topics: Vec<TopicOffsets>,
+    },
+    /// Takes single offsets out.
+    DeleteOffsets {
+        group: String,
+        /// Topic and partition.
+        partitions: Vec<(Uuid, u32)>,
+    },
+    /// Takes all offsets of these groups out.
+    DeleteGroups {
+        groups: Vec<String>,
+    },
+    /// Takes out what the group committed before this time, ms since 1970. A commit that comes in between stays.
+    ExpireOffsets {
+        group: String,
+        before_ms: i64,
+    },
+}
+
+/// What is committed of one topic.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TopicOffsets {
+    pub topic: Uuid,
+    pub partitions: Vec<PartitionOffset>,
+}
+
+/// What is committed of one partition.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PartitionOffset {
+    pub partition: u32,
+    /// The next offset to read.
+    pub offset: i64,
+    /// Of the last record that was read; -1: not said.
+    pub leader_epoch: i32,
+    pub metadata: String,
 }
 
 /// The first byte of an encoded command. What is in the log under a number is read under it for ever.
@@ -74,12 +114,17 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 }
 
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let (value, rest) = decode_first(bytes)?;
+    if rest.is_empty() { Ok(value) } else { Err(DecodeError::Trailing { bytes: rest.len() }) }
+}
+
+/// The value, and what follows it.
+pub(crate) fn decode_first<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T, &'a [u8]), DecodeError> {
     let (format, body) = bytes.split_first().ok_or(DecodeError::Empty)?;
     if *format != FORMAT {
         return Err(DecodeError::UnknownFormat { found: *format });
     }
-    let (value, rest) = postcard::take_from_bytes(body).map_err(|e| DecodeError::Malformed { why: e.to_string() })?;
-    if rest.is_empty() { Ok(value) } else { Err(DecodeError::Trailing { bytes: rest.len() }) }
+    postcard::take_from_bytes(body).map_err(|e| DecodeError::Malformed { why: e.to_string() })
 }
 
 /// What became of a command.
@@ -88,11 +133,31 @@ pub type Decided = Result<Done, Refused>;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Done {
     Bootstrapped,
-    TopicCreated { id: Uuid, partitions: u32 },
-    TopicDeleted { name: String, id: Uuid },
-    PartitionsCreated { id: Uuid, total: u32 },
-    ConfigsAltered { id: Uuid },
-    ProducerIds { first: ProducerIdRange },
+    TopicCreated {
+        id: Uuid,
+        partitions: u32,
+    },
+    TopicDeleted {
+        name: String,
+        id: Uuid,
+    },
+    PartitionsCreated {
+        id: Uuid,
+        total: u32,
+    },
+    ConfigsAltered {
+        id: Uuid,
+    },
+    ProducerIds {
+        first: ProducerIdRange,
+    },
+    /// `gone`: the topics that were not there any more.
+    OffsetsCommitted {
+        gone: Vec<Uuid>,
+    },
+    OffsetsDeleted,
+    GroupsDeleted,
+    OffsetsExpired,
 }
 
 /// `first .. first + count`.
@@ -129,6 +194,8 @@ pub enum Refused {
     TooManyPartitions { limit: usize },
     #[error("{why}")]
     InvalidRequest { why: String },
+    #[error("the cluster has a limit of {limit} committed offsets, and of {bytes_limit} bytes in them")]
+    TooManyOffsets { limit: usize, bytes_limit: usize },
     /// Retriable: the meta shard has no leader, or can not write now.
     #[error("the metadata can not be changed now: {why}")]
     Unavailable { why: String },
@@ -158,6 +225,8 @@ mod tests {
     fn examples() -> Vec<(Command, &'static str)> {
         let id = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
         let configs = BTreeMap::from([("retention.ms".to_owned(), "5".to_owned())]);
+        let offset = PartitionOffset { partition: 2, offset: 5, leader_epoch: 7, metadata: "mm".to_owned() };
+        let topics = vec![TopicOffsets { topic: id, partitions: vec![offset] }];
         let set = BTreeMap::from([("a".to_owned(), Some("b".to_owned())), ("c".to_owned(), None)]);
         vec![
             (Command::Bootstrap { cluster_id: "abc".to_owned() }, "010003616263"),
@@ -169,6 +238,16 @@ mod tests {
             (Command::CreatePartitions { id, total: 7 }, "0103100102030405060708090a0b0c0d0e0f1007"),
             (Command::AlterTopicConfigs { id, set }, "0104100102030405060708090a0b0c0d0e0f10020161010162016300"),
             (Command::TakeProducerIds { count: 1000 }, "0105e807"),
+            (
+                Command::CommitOffsets { group: "g".to_owned(), at_ms: 3, topics },
+                "010601670601100102030405060708090a0b0c0d0e0f1001020a0e026d6d",
+            ),
+            (
+                Command::DeleteOffsets { group: "g".to_owned(), partitions: vec![(id, 2)] },
+                "0107016701100102030405060708090a0b0c0d0e0f1002",
+            ),
+            (Command::DeleteGroups { groups: vec!["g".to_owned(), "h".to_owned()] }, "01080201670168"),
+            (Command::ExpireOffsets { group: "g".to_owned(), before_ms: 3 }, "0109016706"),
         ]
     }
 

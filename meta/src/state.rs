@@ -3,13 +3,17 @@
 //! A log is replayed by later versions: what was decided about a command of one format must be decided the same way for
 //! ever. A rule that becomes stricter needs a new format, or a check before the command is made.
 
-use crate::command::{Command, Decided, DecodeError, Done, Placement, ProducerIdRange, Refused, decode, encode};
+use crate::command::{
+    Command, Decided, DecodeError, Done, Placement, ProducerIdRange, Refused, TopicOffsets, decode, decode_first,
+    encode,
+};
 use crate::configs;
 use crate::image::{Image, Topic};
+use crate::offsets::{Offsets, OffsetsSnapshot};
 use camus_engine::limits;
 use camus_engine::types::{Index, ShardId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -31,6 +35,7 @@ pub struct State {
     /// The next partition's id, from 1. Never goes back: an id is given out once in the cluster's life.
     next_partition: u64,
     next_producer: i64,
+    offsets: Offsets,
     shards: Vec<Shard>,
     /// Among the least loaded shards, the first from here on gets the next partition.
     turn: usize,
@@ -84,6 +89,7 @@ impl State {
             applied: Index(0),
             next_partition: 1,
             next_producer: 0,
+            offsets: Offsets::default(),
             shards: data_shards.into_iter().map(|id| Shard { id, partitions: 0 }).collect(),
             turn: 0,
             message_bytes_max: limits::BATCH_BYTES_DEFAULT as u32,
@@ -106,6 +112,11 @@ impl State {
     /// The metadata as of the last change. Costs nothing; the next change then copies the lists of references.
     pub fn image(&self) -> Arc<Image> {
         Arc::clone(&self.image)
+    }
+
+    /// What groups have committed.
+    pub fn offsets(&self) -> &Offsets {
+        &self.offsets
     }
 
     /// The last entry applied.
@@ -139,6 +150,12 @@ impl State {
             }
             Command::TakeProducerIds { .. } => {
                 Err(Refused::InvalidRequest { why: "producer ids are given out, not looked at".to_owned() })
+            }
+            Command::CommitOffsets { .. }
+            | Command::DeleteOffsets { .. }
+            | Command::DeleteGroups { .. }
+            | Command::ExpireOffsets { .. } => {
+                Err(Refused::InvalidRequest { why: "the image has no committed offsets".to_owned() })
             }
         }
     }
@@ -177,6 +194,7 @@ impl State {
                 for placement in &topic.partitions {
                     self.load(placement.shard(), -1);
                 }
+                self.offsets.remove_topic(*id);
                 Ok(Done::TopicDeleted { name: topic.name.clone(), id: *id })
             }
             Command::CreatePartitions { id, total } => {
@@ -209,6 +227,32 @@ impl State {
                     next.ok_or_else(|| Refused::Unavailable { why: "all producer ids are given out".to_owned() })?;
                 Ok(Done::ProducerIds { first: ProducerIdRange { first, count: *count } })
             }
+            Command::CommitOffsets { group, at_ms, topics } => {
+                let there = |topic: &TopicOffsets| self.image.topic_by_id(topic.topic).is_some();
+                let gone: Vec<Uuid> = topics.iter().filter(|topic| !there(topic)).map(|topic| topic.topic).collect();
+                if gone.is_empty() {
+                    self.offsets.commit(group, *at_ms, topics)?;
+                } else {
+                    let left: Vec<TopicOffsets> = topics.iter().filter(|topic| there(topic)).cloned().collect();
+                    self.offsets.commit(group, *at_ms, &left)?;
+                }
+                Ok(Done::OffsetsCommitted { gone })
+            }
+            Command::DeleteOffsets { group, partitions } => {
+                let named: BTreeSet<&(Uuid, u32)> = partitions.iter().collect();
+                self.offsets.remove(group, |topic, partition, _| named.contains(&(topic, partition)));
+                Ok(Done::OffsetsDeleted)
+            }
+            Command::DeleteGroups { groups } => {
+                for group in groups {
+                    self.offsets.remove(group, |_, _, _| true);
+                }
+                Ok(Done::GroupsDeleted)
+            }
+            Command::ExpireOffsets { group, before_ms } => {
+                self.offsets.remove(group, |_, _, committed| committed.at_ms < *before_ms);
+                Ok(Done::OffsetsExpired)
+            }
         }
     }
 
@@ -221,7 +265,7 @@ impl State {
             partitions: topic.partitions.clone(),
             configs: topic.configs.clone(),
         });
-        encode(&Snapshot {
+        let mut bytes = encode(&Snapshot {
             applied: self.applied.0,
             version: self.image.version,
             cluster_id: self.image.cluster_id.clone(),
@@ -229,13 +273,18 @@ impl State {
             next_producer: self.next_producer,
             turn: self.turn as u64,
             topics: topics.collect(),
-        })
+        });
+        // a part of its own, which snapshots of the first version do not have
+        bytes.extend(encode(&self.offsets.snapshot()));
+        bytes
     }
 
     /// The state of a snapshot. Partitions made from now on go to `data_shards`; those that exist stay where they are.
     pub fn restore(data_shards: Vec<ShardId>, bytes: &[u8]) -> Result<State, RestoreError> {
-        let snapshot: Snapshot = decode(bytes)?;
+        let (snapshot, rest): (Snapshot, &[u8]) = decode_first(bytes)?;
+        let offsets: OffsetsSnapshot = if rest.is_empty() { Vec::new() } else { decode(rest)? };
         let mut state = State::new(data_shards);
+        state.offsets = Offsets::restore(offsets).map_err(|why| RestoreError::Contradiction { why })?;
         state.applied = Index(snapshot.applied);
         state.next_partition = snapshot.next_partition;
         state.next_producer = snapshot.next_producer;

@@ -14,6 +14,7 @@ use crate::limits::{CONN_OUTPUT_BYTES_MAX, CONN_REQUEST_BYTES_MAX, CONN_REQUESTS
 use bytes::{BufMut, Bytes, BytesMut};
 use camus_engine::types::Mono;
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 /// Names a request of a connection: counted from 0 in the order in which they were begun.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -44,6 +45,7 @@ struct Begun {
 pub struct Conn {
     cutter: FrameCutter,
     advertised: (String, u16),
+    peer: IpAddr,
     /// Cut and not begun, with the length of the frame.
     waiting: VecDeque<(Header, Request, usize)>,
     /// Begun and not released, in order.
@@ -64,11 +66,13 @@ pub struct Conn {
 }
 
 impl Conn {
-    /// `advertised`: the address of the listener as its clients are told. `frame_bytes_max`: the largest request.
-    pub fn new(now: Mono, advertised: (String, u16), frame_bytes_max: usize) -> Conn {
+    /// `advertised`: the address of the listener as its clients are told. `peer`: where the client connects from.
+    /// `frame_bytes_max`: the largest request.
+    pub fn new(now: Mono, advertised: (String, u16), peer: IpAddr, frame_bytes_max: usize) -> Conn {
         Conn {
             cutter: FrameCutter::new(frame_bytes_max),
             advertised,
+            peer,
             waiting: VecDeque::new(),
             begun: VecDeque::new(),
             first: 0,
@@ -118,6 +122,7 @@ impl Conn {
                         body,
                         received: now,
                         advertised: self.advertised.clone(),
+                        peer: self.peer,
                     };
                     self.request_bytes += frame.len();
                     self.waiting.push_back((header, request, frame.len()));
@@ -262,7 +267,7 @@ mod tests {
     const NOW: Mono = Mono(1);
 
     fn conn() -> Conn {
-        Conn::new(NOW, ("localhost".to_owned(), 9092), FRAME_BYTES_MAX)
+        Conn::new(NOW, ("localhost".to_owned(), 9092), [127, 0, 0, 1].into(), FRAME_BYTES_MAX)
     }
 
     fn request(key: i16, version: i16, correlation: i32, body: usize) -> Vec<u8> {

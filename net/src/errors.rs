@@ -5,6 +5,7 @@
 
 use camus_engine::shard::api::Refusal;
 use camus_meta::Refused;
+use camus_meta::groups::GroupRefusal;
 
 /// Kafka's error codes, as far as a broker may send them to a client. Names and numbers are Kafka's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -173,7 +174,30 @@ pub fn meta_code(refused: &Refused) -> Code {
         Refused::InvalidConfig { .. } => Code::InvalidConfig,
         Refused::TooManyPartitions { .. } => Code::PolicyViolation,
         Refused::InvalidRequest { .. } => Code::InvalidRequest,
+        Refused::TooManyOffsets { .. } => Code::InvalidCommitOffsetSize,
         Refused::Unavailable { .. } => Code::RequestTimedOut,
+    }
+}
+
+/// What a client is told when the coordinator of groups says no.
+pub fn group_code(refusal: GroupRefusal) -> Code {
+    match refusal {
+        GroupRefusal::InvalidGroupId => Code::InvalidGroupId,
+        GroupRefusal::UnknownMember => Code::UnknownMemberId,
+        GroupRefusal::MemberIdRequired => Code::MemberIdRequired,
+        GroupRefusal::FencedInstance => Code::FencedInstanceId,
+        GroupRefusal::IllegalGeneration => Code::IllegalGeneration,
+        GroupRefusal::InconsistentProtocol => Code::InconsistentGroupProtocol,
+        GroupRefusal::InvalidSessionTimeout => Code::InvalidSessionTimeout,
+        GroupRefusal::RebalanceInProgress => Code::RebalanceInProgress,
+        GroupRefusal::GroupFull => Code::GroupMaxSizeReached,
+        GroupRefusal::InvalidRequest => Code::InvalidRequest,
+        GroupRefusal::GroupNotFound => Code::GroupIdNotFound,
+        GroupRefusal::NonEmptyGroup => Code::NonEmptyGroup,
+        GroupRefusal::SubscribedToTopic => Code::GroupSubscribedToTopic,
+        GroupRefusal::CommitTooLarge => Code::InvalidCommitOffsetSize,
+        GroupRefusal::Busy => Code::CoordinatorLoadInProgress,
+        GroupRefusal::Stopping => Code::CoordinatorNotAvailable,
     }
 }
 
@@ -182,6 +206,33 @@ mod tests {
     use super::*;
     use camus_engine::types::{Offset, ProducerEpoch, ProducerId, Sequence};
     use kafka_protocol::ResponseError;
+
+    /// A member that is told the wrong code gives up, or joins again for ever.
+    #[test]
+    fn each_refusal_of_a_group_has_kafkas_code() {
+        use GroupRefusal::*;
+        let codes = [
+            (IllegalGeneration, 22),
+            (InconsistentProtocol, 23),
+            (InvalidGroupId, 24),
+            (UnknownMember, 25),
+            (InvalidSessionTimeout, 26),
+            (RebalanceInProgress, 27),
+            (CommitTooLarge, 28),
+            (InvalidRequest, 42),
+            (NonEmptyGroup, 68),
+            (GroupNotFound, 69),
+            (MemberIdRequired, 79),
+            (GroupFull, 81),
+            (FencedInstance, 82),
+            (SubscribedToTopic, 86),
+            (Busy, 14),
+            (Stopping, 15),
+        ];
+        for (refusal, code) in codes {
+            assert_eq!(group_code(refusal).wire(), code, "{refusal}");
+        }
+    }
 
     fn refusals() -> Vec<(Refusal, i16)> {
         let none = Offset(0);

@@ -1,4 +1,5 @@
-//! The meta shard's state machine where it runs: commands come out of the log, images go to every core.
+//! The meta shard's state machine where it runs: commands come out of the log, images go to every core. The coordinator
+//! of groups runs beside it, because it reads the state and writes the log.
 //!
 //! Lives on core 0 beside the pump that carries the meta shard's log. A command is answered only when every core of
 //! this broker has the image that it led to: who was told that a topic exists finds it on any connection.
@@ -6,10 +7,15 @@
 use bytes::Bytes;
 use camus_engine::shard::api::Ticket;
 use camus_engine::shard::core::{Core, MetaCommitted, RecoveredMeta};
-use camus_engine::types::{CoreId, Index, ShardId};
+use camus_engine::types::{CoreId, Index, Mono, ShardId, WallMs};
+use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupSettings, Token};
 use camus_meta::{Command, Decided, Image, Refused, State};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// In a ticket: the command was asked for by the coordinator of groups, and `request` is its token. No core has this
+/// number.
+pub const COORDINATOR: CoreId = CoreId(u16::MAX);
 
 /// Owned by the node of core 0.
 #[derive(Debug)]
@@ -23,6 +29,8 @@ pub struct MetaHost {
     published: u64,
     /// Decisions that wait until all cores have seen them, in the order of the log.
     waiting: VecDeque<(u64, Ticket, Decided)>,
+    groups: Coordinator,
+    group_out: GroupOut,
 }
 
 /// The metadata on the disk can not be what this version wrote.
@@ -39,6 +47,7 @@ impl MetaHost {
         data_shards: Vec<ShardId>,
         cores: usize,
         message_bytes_max: u32,
+        groups: GroupSettings,
         recovered: RecoveredMeta,
     ) -> Result<MetaHost, MetaDamaged> {
         let state = match recovered.snapshot {
@@ -60,6 +69,8 @@ impl MetaHost {
             seen: vec![0; cores],
             published: 0,
             waiting: VecDeque::new(),
+            groups: Coordinator::new(groups, Mono(0)),
+            group_out: GroupOut::default(),
         })
     }
 
@@ -74,6 +85,47 @@ impl MetaHost {
             return unavailable("its log has no room");
         }
         None
+    }
+
+    /// A request to a group; its answer is among [`Self::take_group_answers`], now or later.
+    pub fn ask_group(&mut self, core: &mut Core, now: Mono, ticket: Ticket, ask: GroupAsk) {
+        self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out);
+        self.propose_of_groups(core);
+    }
+
+    pub fn tick_groups(&mut self, core: &mut Core, now: Mono, wall: WallMs) {
+        if self.groups.next_deadline() <= now {
+            self.groups.tick(now, wall, &self.state, &mut self.group_out);
+            self.propose_of_groups(core);
+        }
+    }
+
+    /// When [`Self::tick_groups`] has something to do.
+    pub fn next_group_deadline(&self) -> Mono {
+        self.groups.next_deadline()
+    }
+
+    /// The broker stops: nobody waits for a group any more.
+    pub fn stop_groups(&mut self) {
+        self.groups.stop(&mut self.group_out);
+    }
+
+    /// What became of a command with a ticket of [`COORDINATOR`].
+    pub fn group_decided(&mut self, ticket: Ticket, decided: Decided) {
+        self.groups.decided(Token(ticket.request), decided, &mut self.group_out);
+    }
+
+    pub fn take_group_answers(&mut self) -> Vec<(Ticket, GroupAnswer)> {
+        std::mem::take(&mut self.group_out.answers)
+    }
+
+    fn propose_of_groups(&mut self, core: &mut Core) {
+        for (token, command) in std::mem::take(&mut self.group_out.commands) {
+            let ticket = Ticket { core: COORDINATOR, request: token.0, part: 0 };
+            if let Some(refused) = self.propose(core, ticket, &command) {
+                self.groups.decided(token, refused, &mut self.group_out);
+            }
+        }
     }
 
     /// The meta shard is led from here: an empty cluster gets its first command.

@@ -6,10 +6,10 @@
 
 use crate::api::init_producer_id::ProducerIds;
 use crate::api::session::Sessions;
-use crate::api::{AfterAsk, AfterMeta, AfterSleep, Ctx, Outcome, Settings, Woke, table};
+use crate::api::{AfterAsk, AfterGroup, AfterMeta, AfterSleep, Ctx, Outcome, Settings, Woke, table};
 use crate::conn::{Conn, Finished, RequestNo};
 use crate::limits;
-use crate::meta_host::MetaHost;
+use crate::meta_host::{COORDINATOR, MetaHost};
 use bytes::Bytes;
 use camus_engine::rt::mesh::Port;
 use camus_engine::rt::{ConnId, Driver, Event, ListenerId, Rt, Turn};
@@ -18,11 +18,12 @@ use camus_engine::shard::core::{Core, Out};
 use camus_engine::stats::{CoreStats, Counters};
 use camus_engine::types::{CoreId, Mono, PartitionId, ShardId};
 use camus_engine::wal::WalError;
+use camus_meta::groups::{GroupAnswer, GroupAsk};
 use camus_meta::{Command, Decided, Image};
 use slab::Slab;
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -45,6 +46,14 @@ pub enum Msg {
     Decided {
         ticket: Ticket,
         decided: Decided,
+    },
+    Group {
+        ticket: Ticket,
+        ask: GroupAsk,
+    },
+    GroupAnswer {
+        ticket: Ticket,
+        answer: GroupAnswer,
     },
     Image(Arc<Image>),
     ImageSeen {
@@ -119,7 +128,7 @@ struct Client {
     accounted: usize,
 }
 
-/// A request that waits for answers, for the meta shard, or for time.
+/// A request that waits for answers, for the meta shard, for its group, or for time.
 struct Running {
     generation: u32,
     slot: u32,
@@ -135,6 +144,7 @@ struct Running {
 enum Waits {
     Answers(Vec<Option<Answer>>, AfterAsk),
     Decisions(Vec<Option<Decided>>, AfterMeta),
+    Group(Option<GroupAnswer>, AfterGroup),
     Sleep(Mono, AfterSleep),
 }
 
@@ -282,6 +292,8 @@ impl Node {
             Msg::Answer { ticket, answer } => self.answered(rt, ticket, answer),
             Msg::Propose { ticket, command } => self.propose(rt, ticket, &command),
             Msg::Decided { ticket, decided } => self.decided(rt, ticket, decided),
+            Msg::Group { ticket, ask } => self.ask_group(rt, ticket, ask),
+            Msg::GroupAnswer { ticket, answer } => self.group_answered(rt, ticket, answer),
             Msg::Image(image) => {
                 let version = image.version;
                 self.see(rt, image);
@@ -318,8 +330,18 @@ impl Node {
         }
     }
 
+    fn ask_group(&mut self, rt: &mut dyn Rt, ticket: Ticket, ask: GroupAsk) {
+        match &mut self.meta {
+            Some(meta) => meta.ask_group(&mut self.core, rt.now(), ticket, ask),
+            None => panic!("{ticket:?} came to a core without the coordinator"),
+        }
+    }
+
     fn decide(&mut self, rt: &mut dyn Rt, ticket: Ticket, decided: Decided) {
-        if ticket.core == self.me {
+        if ticket.core == COORDINATOR {
+            let meta = self.meta.as_mut().expect("the coordinator lives beside the meta shard");
+            meta.group_decided(ticket, decided);
+        } else if ticket.core == self.me {
             self.decided(rt, ticket, decided);
         } else {
             self.post(ticket.core, Msg::Decided { ticket, decided });
@@ -363,6 +385,14 @@ impl Node {
         }
     }
 
+    fn group_answered(&mut self, rt: &mut dyn Rt, ticket: Ticket, answer: GroupAnswer) {
+        let Some(running) = self.running(ticket.request) else { return };
+        let Waits::Group(waiting, _) = &mut running.waits else { return };
+        assert!(waiting.is_none(), "{ticket:?} was answered twice");
+        *waiting = Some(answer);
+        self.go_on(rt, ticket.request);
+    }
+
     /// Everything that the request waited for is there.
     fn go_on(&mut self, rt: &mut dyn Rt, request: u64) {
         let running = self.requests.remove((request & 0xffff_ffff) as usize);
@@ -374,6 +404,10 @@ impl Node {
             Waits::Decisions(all, then) => {
                 let all = all.into_iter().map(|d| d.expect("none is missing")).collect();
                 self.with_ctx(rt, |ctx| then(ctx, all))
+            }
+            Waits::Group(answer, then) => {
+                let answer = answer.expect("none is missing");
+                self.with_ctx(rt, |ctx| then(ctx, answer))
             }
             Waits::Sleep(..) => panic!("a sleeping request is woken, not gone on with"),
         };
@@ -460,6 +494,16 @@ impl Node {
                         } else {
                             self.post(CoreId(0), Msg::Propose { ticket, command });
                         }
+                    }
+                    return;
+                }
+                Outcome::Group(ask, then) => {
+                    let request = self.park(slot, no, old, moved, watched, 1, Waits::Group(None, then));
+                    let ticket = Ticket { core: self.me, request, part: 0 };
+                    if self.meta.is_some() {
+                        self.ask_group(rt, ticket, ask);
+                    } else {
+                        self.post(CoreId(0), Msg::Group { ticket, ask });
                     }
                     return;
                 }
@@ -577,7 +621,7 @@ impl Node {
         }
     }
 
-    fn opened(&mut self, now: Mono, listener: ListenerId, id: ConnId) {
+    fn opened(&mut self, now: Mono, listener: ListenerId, id: ConnId, peer: IpAddr) {
         let slot = id.slot as usize;
         let number = self.listeners.iter().position(|l| *l == listener).expect("accepted by a listener of ours");
         let advertised = self.broker.listeners[number].advertised.clone();
@@ -587,7 +631,7 @@ impl Node {
         assert!(self.clients[slot].is_none(), "{id:?} was opened over another");
         self.clients[slot] = Some(Client {
             id,
-            conn: Conn::new(now, advertised, self.broker.frame_bytes_max),
+            conn: Conn::new(now, advertised, peer, self.broker.frame_bytes_max),
             sending: false,
             receiving: true,
             closing: false,
@@ -717,6 +761,14 @@ impl Node {
                 any = true;
                 self.decide(rt, ticket, decided);
             }
+            for (ticket, answer) in self.meta.as_mut().map(MetaHost::take_group_answers).unwrap_or_default() {
+                any = true;
+                if ticket.core == self.me {
+                    self.group_answered(rt, ticket, answer);
+                } else {
+                    self.post(ticket.core, Msg::GroupAnswer { ticket, answer });
+                }
+            }
         }
         any
     }
@@ -759,6 +811,9 @@ impl Node {
             let sleeping: Vec<u64> = self.sleepers.iter().map(|(_, request)| *request).collect();
             for request in sleeping {
                 self.wake(rt, request, Woke::Deadline);
+            }
+            if let Some(meta) = &mut self.meta {
+                meta.stop_groups();
             }
         }
     }
@@ -842,7 +897,7 @@ impl Driver for Node {
 
     fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>) {
         match event {
-            Event::Accepted { listener, conn, .. } => self.opened(rt.now(), listener, conn),
+            Event::Accepted { listener, conn, peer } => self.opened(rt.now(), listener, conn, peer.ip()),
             Event::Connected { conn } => panic!("{conn:?}: this node connects to nobody"),
             Event::Received { conn, bytes } => {
                 let now = rt.now();
@@ -891,6 +946,9 @@ impl Driver for Node {
         {
             self.wake(rt, request, Woke::Deadline);
         }
+        if let Some(meta) = &mut self.meta {
+            meta.tick_groups(&mut self.core, now, rt.wall());
+        }
         let over = self.is_over_budget();
         let owner_is_done = self
             .owner
@@ -936,7 +994,8 @@ impl Driver for Node {
         if taken == limits::MESH_PER_TURN_MAX || !self.dirty.is_empty() {
             return Turn::Again;
         }
-        let waits = [self.core.next_deadline(), self.sleepers.first().map(|(until, _)| *until), self.stop_by];
+        let groups = self.meta.as_ref().map(MetaHost::next_group_deadline);
+        let waits = [self.core.next_deadline(), self.sleepers.first().map(|(until, _)| *until), self.stop_by, groups];
         let blocked = self.outbox.iter().any(|o| !o.is_empty()).then(|| rt.now() + Duration::from_millis(1));
         Turn::Wait { until: waits.into_iter().flatten().chain(blocked).min() }
     }

@@ -5,6 +5,7 @@ use camus_engine::shard::api::Ticket;
 use camus_engine::shard::core::{MetaCommitted, RecoveredMeta};
 use camus_engine::types::{CoreId, Index, ShardId};
 use camus_meta::Command;
+use camus_meta::groups::GroupSettings;
 use camus_net::meta_host::MetaHost;
 use std::collections::BTreeMap;
 use uuid::Uuid;
@@ -17,7 +18,9 @@ fn committed(index: u64, ticket: Option<Ticket>, command: &Command) -> MetaCommi
 #[test]
 fn a_decision_is_answered_when_every_core_has_seen_it() {
     let shards = (1..=4).map(ShardId).collect();
-    let mut host = MetaHost::recover("sim".to_owned(), shards, 2, 1 << 20, RecoveredMeta::default()).unwrap();
+    let mut host =
+        MetaHost::recover("sim".to_owned(), shards, 2, 1 << 20, GroupSettings::default(), RecoveredMeta::default())
+            .unwrap();
     host.committed(committed(2, None, &Command::Bootstrap { cluster_id: "sim".to_owned() }));
     assert!(host.publish().is_none(), "nobody is told of what may still be applied");
     host.lead();

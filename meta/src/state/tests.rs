@@ -1,4 +1,5 @@
 use super::*;
+use crate::command::PartitionOffset;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -246,7 +247,8 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
     let mut run = Run::new(1);
     run.apply(&create("a", 1, 2)).unwrap();
     let twisted = |twist: fn(&mut Snapshot)| {
-        let mut snapshot: Snapshot = decode(&run.state.snapshot()).unwrap();
+        let bytes = run.state.snapshot();
+        let (mut snapshot, _): (Snapshot, _) = decode_first(&bytes).unwrap();
         twist(&mut snapshot);
         State::restore(shards(1), &encode(&snapshot))
     };
@@ -254,6 +256,90 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
     assert!(matches!(twisted(|s| s.next_partition = 2), Err(RestoreError::Contradiction { .. })));
     assert!(matches!(twisted(|s| s.topics[0].partitions[1].partition = 1), Err(RestoreError::Contradiction { .. })));
     assert!(matches!(State::restore(shards(1), &[]), Err(RestoreError::Decode(DecodeError::Empty))));
+}
+
+fn group() -> impl Strategy<Value = String> {
+    "[gh]".prop_map(|name| name)
+}
+
+fn offsets() -> impl Strategy<Value = Vec<PartitionOffset>> {
+    let one = (0u32..3, 0i64..100, "[m]{0,3}").prop_map(|(partition, offset, metadata)| PartitionOffset {
+        partition,
+        offset,
+        leader_epoch: 1,
+        metadata,
+    });
+    proptest::collection::vec(one, 0..3)
+}
+
+fn offset(state: &State, group: &str, topic: u8, partition: u32) -> Option<i64> {
+    state.offsets().group(group)?.get(uuid(topic), partition).map(|committed| committed.offset)
+}
+
+fn commit(group: &str, at_ms: i64, topic: u8, partition: u32, offset: i64) -> Command {
+    let partitions = vec![PartitionOffset { partition, offset, leader_epoch: -1, metadata: "m".to_owned() }];
+    Command::CommitOffsets {
+        group: group.to_owned(),
+        at_ms,
+        topics: vec![TopicOffsets { topic: uuid(topic), partitions }],
+    }
+}
+
+/// A group would go on at another place than it committed: a topic's offsets under its successor's name, an offset that
+/// expired after it was committed anew, or one that a restart forgot.
+#[test]
+fn a_committed_offset_stays_until_its_group_or_its_topic_says_otherwise() {
+    let mut run = Run::new(1);
+    run.apply(&create("a", 1, 2)).unwrap();
+    run.apply(&create("b", 2, 2)).unwrap();
+    for (group, topic, partition, at) in [("g", 1, 0, 10), ("g", 2, 1, 20), ("h", 1, 1, 30)] {
+        assert_eq!(run.apply(&commit(group, 5, topic, partition, at)), Ok(Done::OffsetsCommitted { gone: vec![] }));
+    }
+    assert_eq!(run.apply(&commit("g", 7, 1, 0, 11)), Ok(Done::OffsetsCommitted { gone: vec![] }));
+    run.apply(&Command::ExpireOffsets { group: "g".to_owned(), before_ms: 7 }).unwrap();
+    assert_eq!((offset(&run.state, "g", 1, 0), offset(&run.state, "g", 2, 1)), (Some(11), None));
+    run.state = State::restore(shards(1), &run.state.snapshot()).unwrap();
+    assert_eq!((offset(&run.state, "g", 1, 0), offset(&run.state, "h", 1, 1)), (Some(11), Some(30)));
+    run.apply(&Command::DeleteTopic { id: uuid(1) }).unwrap();
+    run.apply(&create("a", 3, 2)).unwrap();
+    assert_eq!(run.state.offsets().count(), 0);
+    assert!(run.state.offsets().group("g").is_none() && run.state.offsets().group("h").is_none());
+    assert_eq!(run.apply(&commit("g", 8, 1, 0, 12)), Ok(Done::OffsetsCommitted { gone: vec![uuid(1)] }));
+    assert_eq!(run.state.offsets().count(), 0, "a commit that was under way came after its topic had gone");
+}
+
+/// One client could fill the memory of every broker with metadata of offsets.
+#[test]
+fn offsets_over_the_limit_are_refused_whole_and_replacing_goes_on() {
+    let mut run = Run::new(1);
+    run.apply(&create("a", 1, 2)).unwrap();
+    let large = |partition, fill: usize| {
+        let one = |partition| PartitionOffset { partition, offset: 1, leader_epoch: 1, metadata: "m".repeat(fill) };
+        let topics = vec![TopicOffsets { topic: uuid(1), partitions: vec![one(7), one(partition)] }];
+        Command::CommitOffsets { group: "g".to_owned(), at_ms: 1, topics }
+    };
+    run.apply(&large(0, crate::limits::OFFSETS_BYTES_MAX / 3 + 1)).unwrap();
+    run.apply(&large(0, crate::limits::OFFSETS_BYTES_MAX / 3 + 1)).unwrap();
+    assert!(matches!(
+        run.apply(&large(1, crate::limits::OFFSETS_BYTES_MAX / 3 + 1)),
+        Err(Refused::TooManyOffsets { .. })
+    ));
+    assert_eq!((offset(&run.state, "g", 1, 0), offset(&run.state, "g", 1, 1)), (Some(1), None));
+    run.apply(&Command::DeleteGroups { groups: vec!["g".to_owned()] }).unwrap();
+    assert_eq!(run.state.offsets(), &crate::offsets::Offsets::default(), "its bytes are counted back");
+}
+
+/// A snapshot from before there were groups would stop the start after an update.
+#[test]
+fn a_snapshot_without_offsets_is_one_of_a_cluster_without_groups() {
+    let mut run = Run::new(1);
+    run.apply(&create("a", 1, 2)).unwrap();
+    let bytes = run.state.snapshot();
+    let (_, rest): (Snapshot, _) = decode_first(&bytes).unwrap();
+    assert_eq!(State::restore(shards(1), &bytes[..bytes.len() - rest.len()]), Ok(run.state.clone()));
+    let twice = vec![("g".to_owned(), vec![(uuid(1), vec![])])];
+    let twisted = [&bytes[..bytes.len() - rest.len()], &encode(&twice as &OffsetsSnapshot)].concat();
+    assert!(matches!(State::restore(shards(1), &twisted), Err(RestoreError::Contradiction { .. })));
 }
 
 fn commands() -> impl Strategy<Value = Command> {
@@ -281,6 +367,13 @@ fn commands() -> impl Strategy<Value = Command> {
         2 => (id(), set).prop_map(|(id, set)| Command::AlterTopicConfigs { id, set }),
         1 => (0u32..100).prop_map(|count| Command::TakeProducerIds { count }),
         1 => "[xy]?".prop_map(|cluster_id| Command::Bootstrap { cluster_id }),
+        4 => (group(), 0i64..9, id(), offsets()).prop_map(|(group, at_ms, topic, partitions)| {
+            Command::CommitOffsets { group, at_ms, topics: vec![TopicOffsets { topic, partitions }] }
+        }),
+        1 => (group(), id(), 0u32..3)
+            .prop_map(|(group, topic, n)| Command::DeleteOffsets { group, partitions: vec![(topic, n)] }),
+        1 => group().prop_map(|group| Command::DeleteGroups { groups: vec![group] }),
+        1 => (group(), 0i64..9).prop_map(|(group, before_ms)| Command::ExpireOffsets { group, before_ms }),
     ]
 }
 
@@ -305,7 +398,15 @@ proptest! {
             let decided = one.apply(command);
             let decoded = Command::decode(&command.encode()).unwrap();
             prop_assert_eq!(&decided, &two.apply(&decoded));
-            if !matches!(command, Command::TakeProducerIds { .. }) {
+            let in_the_image = !matches!(
+                command,
+                Command::TakeProducerIds { .. }
+                    | Command::CommitOffsets { .. }
+                    | Command::DeleteOffsets { .. }
+                    | Command::DeleteGroups { .. }
+                    | Command::ExpireOffsets { .. }
+            );
+            if in_the_image {
                 prop_assert_eq!(&checked, &decided);
             }
             let after = one.state.image();

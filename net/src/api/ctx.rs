@@ -3,6 +3,7 @@
 use camus_engine::shard::api::{Route, ShardTable};
 use camus_engine::types::{BrokerId, Mono, Offset, PartitionId, ShardId, WallMs};
 use camus_meta::Image;
+use camus_meta::groups::GroupSettings;
 use std::sync::Arc;
 
 /// What does not change while the broker runs.
@@ -23,6 +24,10 @@ pub struct Settings {
     pub fetch_sessions_max: usize,
     /// `fetch.max.bytes` (broker side): what one fetch may return, bytes
     pub fetch_bytes_max: u32,
+    /// `offset.metadata.max.bytes`
+    pub offset_metadata_bytes_max: usize,
+    /// What the coordinator goes by.
+    pub groups: GroupSettings,
     /// Every other setting that has a value, under Kafka's name where Kafka has it: for DescribeConfigs.
     pub given: Vec<(String, String)>,
 }

@@ -1,7 +1,8 @@
 //! FindCoordinator: which broker serves a group or a transactional id.
 //!
-//! Groups and transactions are not served yet, so no key has a coordinator: the answer is the retriable code that a
-//! Kafka broker gives while a coordinator is not up, never a node that would then refuse.
+//! Every group is served by this broker. Transactions are not served yet, so no transactional id has a coordinator: the
+//! answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a node that would then
+//! refuse.
 
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -32,13 +33,14 @@ fn read(request: &Request) -> Result<Asked, Malformed> {
 }
 
 /// FindCoordinator 0-6, flexible from 3.
-pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
+pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     let asked = match read(request) {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
     let (code, why) = match asked.kind {
-        GROUP | TRANSACTION => (Code::CoordinatorNotAvailable, "no coordinator is up"),
+        GROUP => return found(ctx, request, asked.keys),
+        TRANSACTION => (Code::CoordinatorNotAvailable, "no coordinator is up"),
         _ => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),
     };
     let (code, why, nobody) = (code.wire(), StrBytes::from_static_str(why), BrokerId(-1));
@@ -52,6 +54,22 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
     } else {
         let why = (request.version >= 1).then_some(why);
         answer.with_error_code(code).with_error_message(why).with_node_id(nobody).with_port(-1)
+    };
+    respond(&answer, request.version)
+}
+
+fn found(ctx: &Ctx<'_>, request: &Request, keys: Vec<StrBytes>) -> Outcome {
+    let (host, port) = (StrBytes::from_string(request.advertised.0.clone()), i32::from(request.advertised.1));
+    let me = BrokerId(ctx.settings.broker.0);
+    let answer = FindCoordinatorResponse::default().with_error_message(None);
+    let answer = if request.version >= 4 {
+        let one = |key| {
+            let coordinator = Coordinator::default().with_key(key).with_node_id(me).with_error_message(None);
+            coordinator.with_host(host.clone()).with_port(port)
+        };
+        answer.with_coordinators(keys.into_iter().map(one).collect())
+    } else {
+        answer.with_node_id(me).with_host(host).with_port(port)
     };
     respond(&answer, request.version)
 }
@@ -70,14 +88,30 @@ mod tests {
         }
     }
 
+    /// A group whose members ask different brokers is two groups.
+    #[test]
+    fn every_group_is_coordinated_by_this_broker_as_the_client_reaches_it() {
+        for version in 0..=6 {
+            let answer: FindCoordinatorResponse = World::new().call(handle, version, &question(version, 0));
+            let here = ("broker.example", 9093, 4, 0);
+            if version < 4 {
+                let told = (answer.host.as_str(), answer.port, answer.node_id.0, answer.error_code);
+                assert!(answer.error_message.is_none_or(|why| why.is_empty()));
+                assert_eq!(told, here);
+            } else {
+                let told = answer.coordinators.iter().map(|c| {
+                    (c.key.as_str(), (c.host.as_str(), c.port, c.node_id.0, c.error_code), c.error_message.is_none())
+                });
+                assert_eq!(told.collect::<Vec<_>>(), [("a", here, true), ("b", here, true)]);
+            }
+        }
+    }
+
     /// A client that is sent to a node that does not serve it gives up; told to come again, it does.
     #[test]
-    fn every_key_is_told_that_no_coordinator_is_up() {
-        for version in 0..=6 {
-            for (kind, code) in [(0, 15), (1, 15), (2, 42), (9, 42), (-1, 42)] {
-                if version == 0 && kind != 0 {
-                    continue;
-                }
+    fn every_other_key_is_told_that_no_coordinator_is_up() {
+        for version in 1..=6 {
+            for (kind, code) in [(1, 15), (2, 42), (9, 42), (-1, 42)] {
                 let answer: FindCoordinatorResponse = World::new().call(handle, version, &question(version, kind));
                 if version < 4 {
                     assert_eq!(

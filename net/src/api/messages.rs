@@ -197,8 +197,9 @@ pub(super) mod testing {
     use crate::api::session::Sessions;
     use crate::api::{Ctx, Outcome, Request, Settings};
     use bytes::{Bytes, BytesMut};
-    use camus_engine::shard::api::{Answer, Ask, ShardTable};
+    use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
     use camus_engine::types::{BrokerId, CoreId, Index, Mono, ShardId, Term, WallMs};
+    use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut};
     use camus_meta::{Command, Decided, Image, Placement, State, Topic};
     use kafka_protocol::protocol::{Decodable, Encodable};
     use std::collections::BTreeMap;
@@ -219,6 +220,9 @@ pub(super) mod testing {
         pub commands: Vec<Command>,
         /// Decides, where there is one.
         pub state: Option<State>,
+        /// The group coordinator, and how late it is for it.
+        pub groups: Coordinator,
+        pub now: Mono,
         /// The image once the commands are decided, where it differs.
         pub after: Option<Arc<Image>>,
         random: u64,
@@ -265,6 +269,8 @@ pub(super) mod testing {
                     message_bytes_max: 1_048_588,
                     fetch_sessions_max: 10,
                     fetch_bytes_max: 1 << 20,
+                    offset_metadata_bytes_max: 4096,
+                    groups: Default::default(),
                     given: Vec::new(),
                 },
                 sessions: Sessions::default(),
@@ -275,6 +281,8 @@ pub(super) mod testing {
                 commands: Vec::new(),
                 state: None,
                 after: None,
+                groups: Coordinator::new(Default::default(), Mono(0)),
+                now: Mono(1),
                 random: 0,
             }
         }
@@ -321,10 +329,11 @@ pub(super) mod testing {
             let request = Request {
                 key: 0,
                 version,
-                client_id: None,
+                client_id: Some("tester".into()),
                 body,
                 received: Mono(0),
                 advertised: ("broker.example".into(), 9093),
+                peer: [192, 0, 2, 7].into(),
             };
             let mut outcome = self.ctx(|ctx| handle(ctx, &request));
             loop {
@@ -352,8 +361,33 @@ pub(super) mod testing {
                         }
                         self.ctx(|ctx| then(ctx, decided))
                     }
+                    Outcome::Group(ask, then) => {
+                        let answer = self.ask_group(ask);
+                        self.ctx(|ctx| then(ctx, answer))
+                    }
                     Outcome::Silent | Outcome::Sleep(..) => panic!("a handler of metadata answers at once"),
                 }
+            }
+        }
+
+        /// The coordinator's answer; time passes until it comes.
+        fn ask_group(&mut self, ask: GroupAsk) -> GroupAnswer {
+            let mut state = self.state.take().unwrap_or_else(|| State::new(vec![ShardId(1), ShardId(2), ShardId(3)]));
+            let ticket = Ticket { core: CoreId(0), request: 1, part: 0 };
+            let mut out = GroupOut::default();
+            self.groups.ask(self.now, ticket, ask, &state, &mut out);
+            loop {
+                for (token, command) in std::mem::take(&mut out.commands) {
+                    let decided = state.apply(Index(state.applied().0 + 1), &command);
+                    self.commands.push(command);
+                    self.groups.decided(token, decided, &mut out);
+                }
+                if let Some(at) = out.answers.iter().position(|(to, _)| *to == ticket) {
+                    self.state = Some(state);
+                    return out.answers.remove(at).1;
+                }
+                self.now = self.groups.next_deadline();
+                self.groups.tick(self.now, WallMs(0), &state, &mut out);
             }
         }
 

@@ -6,7 +6,9 @@
 use bytes::Bytes;
 use camus_engine::shard::api::{Answer, Ask};
 use camus_engine::types::Mono;
+use camus_meta::groups::{GroupAnswer, GroupAsk};
 use camus_meta::{Command, Decided};
+use std::net::IpAddr;
 
 /// One request, cut from the wire; its header is decoded and its version is one that we advertise.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct Request {
     pub received: Mono,
     /// The address of the listener as this client is to be told of it (host, port).
     pub advertised: (String, u16),
+    /// Where the client connects from.
+    pub peer: IpAddr,
 }
 
 /// The body of an answer, in parts that are sent one after the other; the response header is not in it.
@@ -44,6 +48,7 @@ pub enum Woke {
 
 pub type AfterAsk = Box<dyn FnOnce(&mut Ctx<'_>, Vec<Answer>) -> Outcome>;
 pub type AfterMeta = Box<dyn FnOnce(&mut Ctx<'_>, Vec<Decided>) -> Outcome>;
+pub type AfterGroup = Box<dyn FnOnce(&mut Ctx<'_>, GroupAnswer) -> Outcome>;
 pub type AfterSleep = Box<dyn FnOnce(&mut Ctx<'_>, Woke) -> Outcome>;
 
 /// What a handler wants next.
@@ -58,6 +63,8 @@ pub enum Outcome {
     Ask(Vec<Ask>, AfterAsk),
     /// Put commands to the meta shard, then go on with what it decided, once every core of this broker has seen it.
     Meta(Vec<Command>, AfterMeta),
+    /// Ask the coordinator of groups, then go on with its answer, which may come much later (JoinGroup, SyncGroup).
+    Group(GroupAsk, AfterGroup),
     /// Wait until then, or until something moves that an `Ask::Read { watch: true }` of this request named. What has
     /// moved since that read wakes at once.
     Sleep(Mono, AfterSleep),
@@ -65,6 +72,8 @@ pub enum Outcome {
 
 pub use ctx::{Ctx, NO_OFFSET, Settings};
 mod ctx;
+#[cfg(test)]
+mod group_tests;
 pub mod messages;
 pub mod session;
 pub mod table;
@@ -75,15 +84,26 @@ pub mod alter_configs;
 pub mod api_versions;
 pub mod create_partitions;
 pub mod create_topics;
+pub mod delete_groups;
 pub mod delete_records;
 pub mod delete_topics;
 pub mod describe_cluster;
 pub mod describe_configs;
+pub mod describe_groups;
 pub mod fetch;
 pub mod find_coordinator;
+pub mod groups;
+pub mod heartbeat;
 pub mod incremental_alter_configs;
 pub mod init_producer_id;
+pub mod join_group;
+pub mod leave_group;
+pub mod list_groups;
 pub mod list_offsets;
 pub mod metadata;
+pub mod offset_commit;
+pub mod offset_delete;
+pub mod offset_fetch;
 pub mod offset_for_leader_epoch;
 pub mod produce;
+pub mod sync_group;

@@ -5,9 +5,10 @@
 //! has a row, so that nothing is offered that can not be done.
 
 use super::{
-    Ctx, Outcome, Request, alter_configs, api_versions, create_partitions, create_topics, delete_records,
-    delete_topics, describe_cluster, describe_configs, fetch, find_coordinator, incremental_alter_configs,
-    init_producer_id, list_offsets, metadata, offset_for_leader_epoch, produce,
+    Ctx, Outcome, Request, alter_configs, api_versions, create_partitions, create_topics, delete_groups,
+    delete_records, delete_topics, describe_cluster, describe_configs, describe_groups, fetch, find_coordinator,
+    heartbeat, incremental_alter_configs, init_producer_id, join_group, leave_group, list_groups, list_offsets,
+    metadata, offset_commit, offset_delete, offset_fetch, offset_for_leader_epoch, produce, sync_group,
 };
 
 /// One API.
@@ -50,7 +51,15 @@ pub static APIS: &[Api] = &[
     row(FETCH, "Fetch", (4, 18), 12, fetch::handle),
     row(2, "ListOffsets", (1, 11), 6, list_offsets::handle),
     row(3, "Metadata", (0, 13), 9, metadata::handle),
+    row(8, "OffsetCommit", (2, 9), 8, offset_commit::handle),
+    row(9, "OffsetFetch", (1, 9), 6, offset_fetch::handle),
     row(10, "FindCoordinator", (0, 6), 3, find_coordinator::handle),
+    row(11, "JoinGroup", (0, 9), 6, join_group::handle),
+    row(12, "Heartbeat", (0, 4), 4, heartbeat::handle),
+    row(13, "LeaveGroup", (0, 5), 4, leave_group::handle),
+    row(14, "SyncGroup", (0, 5), 4, sync_group::handle),
+    row(15, "DescribeGroups", (0, 6), 5, describe_groups::handle),
+    row(16, "ListGroups", (0, 5), 3, list_groups::handle),
     row(API_VERSIONS, "ApiVersions", (0, 4), 3, api_versions::handle),
     row(19, "CreateTopics", (2, 7), 5, create_topics::handle),
     row(20, "DeleteTopics", (1, 6), 4, delete_topics::handle),
@@ -60,7 +69,9 @@ pub static APIS: &[Api] = &[
     row(32, "DescribeConfigs", (1, 4), 4, describe_configs::handle),
     row(33, "AlterConfigs", (0, 2), 2, alter_configs::handle),
     row(37, "CreatePartitions", (0, 3), 2, create_partitions::handle),
+    row(42, "DeleteGroups", (0, 2), 2, delete_groups::handle),
     row(44, "IncrementalAlterConfigs", (0, 1), 1, incremental_alter_configs::handle),
+    row(47, "OffsetDelete", (0, 0), 1, offset_delete::handle),
     row(60, "DescribeCluster", (0, 2), 0, describe_cluster::handle),
 ];
 

@@ -1,5 +1,6 @@
 //! A world for the tests of handlers: topics, and shards whose answers the test gives.
 
+use super::init_producer_id::ProducerIds;
 use super::session::Sessions;
 use super::{Ctx, Outcome, Request, Settings, Woke, table};
 use bytes::Bytes;
@@ -17,7 +18,7 @@ pub struct World {
     pub shards: ShardTable,
     pub settings: Settings,
     pub sessions: Sessions,
-    pub producer_ids: super::init_producer_id::ProducerIds,
+    pub producer_ids: ProducerIds,
     seed: u64,
 }
 
@@ -56,10 +57,12 @@ impl World {
                 message_bytes_max: 1 << 20,
                 fetch_sessions_max: 1000,
                 fetch_bytes_max: 55 << 20,
+                offset_metadata_bytes_max: 4096,
+                groups: Default::default(),
                 given: Vec::new(),
             },
             sessions: Sessions::default(),
-            producer_ids: Default::default(),
+            producer_ids: ProducerIds::default(),
             seed: 1,
         }
     }
@@ -91,6 +94,7 @@ impl World {
             body,
             received: self.now,
             advertised: ("localhost".to_owned(), 9092),
+            peer: [127, 0, 0, 1].into(),
         };
         self.with_ctx(|ctx| match table::api(key) {
             Some(api) if version > api.max => (api.handle)(ctx, &request),
@@ -129,6 +133,7 @@ pub fn reply(outcome: Outcome) -> Bytes {
         Outcome::Close(why) => panic!("closed: {why}"),
         Outcome::Ask(asks, _) => panic!("asks {asks:?}"),
         Outcome::Meta(commands, _) => panic!("commands {commands:?}"),
+        Outcome::Group(ask, _) => panic!("asks its group {ask:?}"),
         Outcome::Sleep(until, _) => panic!("sleeps until {until}"),
     }
 }

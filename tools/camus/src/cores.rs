@@ -174,6 +174,8 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
             message_bytes_max: settings.message_bytes_max,
             fetch_sessions_max: plan.fetch_sessions_max,
             fetch_bytes_max: settings.fetch_bytes_max,
+            offset_metadata_bytes_max: settings.offset_metadata_bytes_max,
+            groups: settings.groups,
             given: settings.pairs().to_vec(),
         },
         shards: Arc::new(shard_table(cores)),
@@ -271,11 +273,17 @@ impl Make {
                 .map_err(|error| refused(&self.data_dir, core, &error))?;
         let meta = if core == CoreId(0) {
             let data = (1..broker.shards.len() as u32).map(ShardId).collect();
-            let host =
-                MetaHost::recover(self.cluster_id, data, broker.cores, broker.settings.message_bytes_max, recovered)
-                    .map_err(|error| {
-                        errors::wal_damaged(&self.data_dir, &self.dir.display().to_string(), &error.to_string())
-                    })?;
+            let host = MetaHost::recover(
+                self.cluster_id,
+                data,
+                broker.cores,
+                broker.settings.message_bytes_max,
+                broker.settings.groups,
+                recovered,
+            )
+            .map_err(|error| {
+                errors::wal_damaged(&self.data_dir, &self.dir.display().to_string(), &error.to_string())
+            })?;
             Some(host)
         } else {
             None

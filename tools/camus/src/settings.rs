@@ -6,8 +6,11 @@
 use crate::errors::{self, UserError};
 use crate::memory::{self, Budgets};
 use camus_engine::limits;
+use camus_meta::groups::GroupSettings;
+use camus_meta::limits as group_limits;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What values a setting takes.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +108,20 @@ settings! {
         "1000", "sessions", Effect::Works,
         "Fetch sessions of the whole broker, shared out evenly over its cores. Without one a consumer sends full \
          fetches.";
+    "group.initial.rebalance.delay.ms", Kind::Int { min: 0, max: 600_000 }, "3000", "ms", Effect::Works,
+        "How long the first generation of an empty group waits for more members.";
+    "group.min.session.timeout.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "6000", "ms", Effect::Works,
+        "The shortest session timeout that a member may ask for.";
+    "group.max.session.timeout.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "1800000", "ms", Effect::Works,
+        "The longest session timeout that a member may ask for.";
+    "group.max.size", Kind::Int { min: 1, max: group_limits::GROUP_MEMBERS_MAX as i64 },
+        "10000", "members", Effect::Works,
+        "Members of one group. One more is refused.";
+    "offset.metadata.max.bytes", Kind::Bytes { min: 0, max: 32_767 }, "4096", "bytes", Effect::Works,
+        "What a client may store beside a committed offset.";
+    "offsets.retention.minutes", Kind::Int { min: 1, max: i32::MAX as i64 }, "10080", "minutes", Effect::Works,
+        "How long committed offsets outlive the last of: their commit, the last member of their group, and a restart \
+         of the broker.";
     "log.retention.hours", Kind::Int { min: -1, max: i32::MAX as i64 }, "168", "hours", NO_RETENTION,
         "How long records are kept; log.retention.minutes and log.retention.ms beat it. -1: for ever.";
     "log.retention.minutes", Kind::Int { min: -1, max: i32::MAX as i64 }, "", "minutes", NO_RETENTION,
@@ -264,6 +281,8 @@ pub struct Settings {
     pub message_bytes_max: u32,
     pub fetch_bytes_max: u32,
     pub fetch_sessions_max: usize,
+    pub groups: GroupSettings,
+    pub offset_metadata_bytes_max: usize,
     pub data_dir: PathBuf,
     pub http: Listener,
     pub cores: CoresAsked,
@@ -332,6 +351,7 @@ impl Settings {
     fn typed(given: &BTreeMap<&'static str, Given>) -> Result<Settings, UserError> {
         let text = |name: &str| given[name].value.clone();
         let int = |name: &str| given[name].value.parse::<i64>().expect("it was checked");
+        let ms = |name: &str| Duration::from_millis(int(name) as u64);
         let bytes = |name: &str| parse_bytes(&given[name].value).expect("it was checked");
         let small = |name: &str| u32::try_from(bytes(name)).expect("its range fits");
         let list = |name: &str| parse_listeners(&given[name].value).expect("it was checked");
@@ -352,6 +372,14 @@ impl Settings {
             message_bytes_max: small("message.max.bytes"),
             fetch_bytes_max: small("fetch.max.bytes"),
             fetch_sessions_max: int("max.incremental.fetch.session.cache.slots") as usize,
+            groups: GroupSettings {
+                session_timeout_min: ms("group.min.session.timeout.ms"),
+                session_timeout_max: ms("group.max.session.timeout.ms"),
+                initial_delay: ms("group.initial.rebalance.delay.ms"),
+                members_max: int("group.max.size") as usize,
+                retention: Duration::from_secs(60 * int("offsets.retention.minutes") as u64),
+            },
+            offset_metadata_bytes_max: bytes("offset.metadata.max.bytes") as usize,
             data_dir: PathBuf::from(text("camus.data.dir")),
             http: parse_address(&text("camus.http")).expect("it was checked"),
             cores: parse_cores(&text("camus.cores")).expect("it was checked"),
@@ -382,6 +410,18 @@ impl Settings {
                 .collect(),
         };
         settings.check_listeners(&given["listeners"].place, &given["advertised.listeners"].place)?;
+        let (least, most) = (&given["group.min.session.timeout.ms"], &given["group.max.session.timeout.ms"]);
+        if settings.groups.session_timeout_min > settings.groups.session_timeout_max {
+            return Err(errors::contradiction(
+                &format!(
+                    "the shortest session timeout, {} ms, is longer than the longest, {} ms",
+                    least.value, most.value
+                ),
+                if least.default { &most.place } else { &least.place },
+                "no member could join a group",
+                "camus settings group.min.session.timeout.ms",
+            ));
+        }
         Ok(settings)
     }
 

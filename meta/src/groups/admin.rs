@@ -1,0 +1,76 @@
+//! What an administrator asks: describe, list, delete.
+
+use super::ask::{Described, DescribedMember, GroupAnswer, GroupOut, GroupRefusal, GroupState, Listed};
+use super::coordinator::{Coordinator, UnderWay};
+use crate::command::Command;
+use crate::limits;
+use crate::state::State;
+use camus_engine::shard::api::Ticket;
+use std::collections::BTreeMap;
+
+impl Coordinator {
+    /// `None`: there is no such group.
+    pub(super) fn describe(&self, name: &str, state: &State) -> Option<Described> {
+        let Some(group) = self.groups.get(name) else {
+            state.offsets().group(name)?;
+            let (protocol_type, protocol) = (String::new(), String::new());
+            return Some(Described { state: GroupState::Empty, protocol_type, protocol, members: Vec::new() });
+        };
+        let stable = group.state == GroupState::Stable;
+        let members = group.members.iter().map(|(id, member)| DescribedMember {
+            id: id.clone(),
+            instance: member.instance.clone(),
+            client_id: member.client_id.clone(),
+            client_host: member.client_host.clone(),
+            metadata: member.speaks(&group.protocol).filter(|_| stable).cloned().unwrap_or_default(),
+            assignment: if stable { member.assignment.clone() } else { Default::default() },
+        });
+        Some(Described {
+            state: group.state,
+            protocol_type: group.protocol_type.clone(),
+            protocol: if stable { group.protocol.clone() } else { String::new() },
+            members: members.collect(),
+        })
+    }
+
+    /// Groups with members, and groups that have committed something, in the order of their names.
+    pub(super) fn list(&self, state: &State) -> Vec<Listed> {
+        let mut all: BTreeMap<&str, (GroupState, &str)> =
+            state.offsets().groups().map(|(name, _)| (name, (GroupState::Empty, ""))).collect();
+        for (name, group) in &self.groups {
+            all.insert(name, (group.state, &group.protocol_type));
+        }
+        let listed = all.into_iter().map(|(name, (state, protocol_type))| Listed {
+            group: name.to_owned(),
+            protocol_type: protocol_type.to_owned(),
+            state,
+        });
+        listed.collect()
+    }
+
+    /// Removes groups without members, and what they committed.
+    pub(super) fn delete_groups(&mut self, ticket: Ticket, groups: Vec<String>, state: &State, out: &mut GroupOut) {
+        let mut answers = Vec::with_capacity(groups.len());
+        let mut removed = Vec::new();
+        for (at, group) in groups.into_iter().enumerate() {
+            let members = self.groups.get(&group);
+            let answer = match members {
+                Some(members) if members.state != GroupState::Empty => Err(GroupRefusal::NonEmptyGroup),
+                None if state.offsets().group(&group).is_none() => Err(GroupRefusal::GroupNotFound),
+                Some(_) | None if removed.len() >= limits::GROUPS_DELETED_AT_ONCE_MAX => Err(GroupRefusal::Busy),
+                Some(_) | None => {
+                    removed.push((at, group));
+                    Ok(())
+                }
+            };
+            answers.push(answer);
+        }
+        if removed.is_empty() {
+            out.answers.push((ticket, GroupAnswer::GroupsDeleted(answers)));
+            return;
+        }
+        let names = removed.iter().map(|(_, group)| group.clone()).collect();
+        let under_way = UnderWay::DeleteGroups { ticket, answers, groups: removed };
+        self.propose(under_way, Command::DeleteGroups { groups: names }, out);
+    }
+}

@@ -1,0 +1,269 @@
+//! What the coordinator is asked, and what it says. Plain data: it crosses cores through the mesh.
+
+use crate::command::{Command, TopicOffsets};
+use crate::offsets::Committed;
+use bytes::Bytes;
+use camus_engine::shard::api::Ticket;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// A request to a group. Bytes and names in it are copies: it keeps no frame of a client alive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GroupAsk {
+    Join(Box<Join>),
+    Sync(Sync),
+    Heartbeat {
+        group: String,
+        generation: i32,
+        member: MemberName,
+    },
+    Leave {
+        group: String,
+        members: Vec<Leaver>,
+    },
+    Commit(Commit),
+    Fetch {
+        groups: Vec<FetchGroup>,
+    },
+    Describe {
+        groups: Vec<String>,
+    },
+    List,
+    DeleteGroups {
+        groups: Vec<String>,
+    },
+    /// OffsetDelete: topics by name and id, with their partitions.
+    DeleteOffsets {
+        group: String,
+        topics: Vec<(String, Uuid, Vec<u32>)>,
+    },
+}
+
+/// Who says it: the member id, and of static members the instance id as well.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemberName {
+    pub id: String,
+    pub instance: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Join {
+    pub group: String,
+    /// The id is empty in a first join.
+    pub member: MemberName,
+    /// The id that a new member gets: random, so that it is nobody else's.
+    pub fresh: String,
+    /// Whether a new member has to come again with its id before it counts (KIP-394; JoinGroup 4 and up).
+    pub id_required: bool,
+    /// Whether the client understands that it leads and is not to assign (KIP-814; JoinGroup 9 and up).
+    pub may_skip_assignment: bool,
+    pub client_id: String,
+    pub client_host: String,
+    pub session_timeout: Duration,
+    pub rebalance_timeout: Duration,
+    pub protocol_type: String,
+    /// Names and what the member says under each of them, in the order of its preference.
+    pub protocols: Vec<(String, Bytes)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sync {
+    pub group: String,
+    pub generation: i32,
+    pub member: MemberName,
+    /// As the client knows them; `None` before SyncGroup 5.
+    pub protocol_type: Option<String>,
+    pub protocol: Option<String>,
+    /// Of the leader: member id and what it is assigned.
+    pub assignments: Vec<(String, Bytes)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Leaver {
+    /// The id may be empty when the instance is named.
+    pub member: MemberName,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Commit {
+    pub group: String,
+    /// Below 0: whoever commits is not a member.
+    pub generation: i32,
+    pub member: MemberName,
+    /// Whether the client knows GROUP_ID_NOT_FOUND (OffsetCommit 9 and up).
+    pub knows_not_found: bool,
+    /// When it was asked for, ms since 1970.
+    pub at_ms: i64,
+    pub topics: Vec<TopicOffsets>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FetchGroup {
+    pub group: String,
+    /// Topics and partitions; `None`: all that was committed.
+    pub topics: Option<Vec<(Uuid, Vec<u32>)>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GroupAnswer {
+    /// The member's id comes along with a refusal too: the new one with [`GroupRefusal::MemberIdRequired`].
+    Joined(Result<Joined, (GroupRefusal, String)>),
+    Synced(Result<Synced, GroupRefusal>),
+    Heartbeat(Result<(), GroupRefusal>),
+    /// For all of it, or for each member.
+    Left(Result<Vec<Result<(), GroupRefusal>>, GroupRefusal>),
+    /// `gone`: topics that were deleted meanwhile.
+    Committed(Result<Vec<Uuid>, GroupRefusal>),
+    Fetched(Vec<FetchedGroup>),
+    Described(Vec<Option<Described>>),
+    Listed(Vec<Listed>),
+    /// For each group.
+    GroupsDeleted(Vec<Result<(), GroupRefusal>>),
+    /// For all of it, or for each topic.
+    OffsetsDeleted(Result<Vec<Result<(), GroupRefusal>>, GroupRefusal>),
+}
+
+/// A generation, as one of its members is told of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Joined {
+    pub member: String,
+    pub generation: i32,
+    pub protocol_type: String,
+    pub protocol: String,
+    pub leader: String,
+    pub skip_assignment: bool,
+    /// All members, for the leader; nobody for the others.
+    pub members: Vec<JoinedMember>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct JoinedMember {
+    pub id: String,
+    pub instance: Option<String>,
+    /// What it says under the protocol that was chosen.
+    pub metadata: Bytes,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Synced {
+    pub protocol_type: String,
+    pub protocol: String,
+    pub assignment: Bytes,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FetchedGroup {
+    pub topics: Vec<FetchedTopic>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FetchedTopic {
+    pub id: Uuid,
+    /// Empty if all topics were not asked for.
+    pub name: String,
+    pub partitions: Vec<FetchedPartition>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FetchedPartition {
+    pub partition: u32,
+    pub committed: Option<Committed>,
+}
+
+/// What a group is doing. The names are Kafka's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupState {
+    Empty,
+    PreparingRebalance,
+    CompletingRebalance,
+    Stable,
+}
+
+impl GroupState {
+    pub fn name(self) -> &'static str {
+        match self {
+            GroupState::Empty => "Empty",
+            GroupState::PreparingRebalance => "PreparingRebalance",
+            GroupState::CompletingRebalance => "CompletingRebalance",
+            GroupState::Stable => "Stable",
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Described {
+    pub state: GroupState,
+    pub protocol_type: String,
+    /// Empty unless the group is stable, as are metadata and assignments of its members.
+    pub protocol: String,
+    pub members: Vec<DescribedMember>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DescribedMember {
+    pub id: String,
+    pub instance: Option<String>,
+    pub client_id: String,
+    pub client_host: String,
+    pub metadata: Bytes,
+    pub assignment: Bytes,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Listed {
+    pub group: String,
+    pub protocol_type: String,
+    pub state: GroupState,
+}
+
+/// Why the coordinator says no.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GroupRefusal {
+    #[error("the group id is not allowed")]
+    InvalidGroupId,
+    #[error("the group does not know this member")]
+    UnknownMember,
+    #[error("come again with the member id of this answer")]
+    MemberIdRequired,
+    #[error("another member has this instance id")]
+    FencedInstance,
+    #[error("the group is in another generation")]
+    IllegalGeneration,
+    #[error("the group has another protocol type, or no protocol in common with this member")]
+    InconsistentProtocol,
+    #[error("the session timeout is out of the broker's bounds")]
+    InvalidSessionTimeout,
+    #[error("the group is rebalancing: join again")]
+    RebalanceInProgress,
+    #[error("the group has as many members as it may have")]
+    GroupFull,
+    #[error("the request is not allowed")]
+    InvalidRequest,
+    #[error("there is no such group")]
+    GroupNotFound,
+    #[error("the group has members")]
+    NonEmptyGroup,
+    #[error("members of the group subscribe to this topic")]
+    SubscribedToTopic,
+    #[error("the commit is too large")]
+    CommitTooLarge,
+    /// Retriable: no room for more, or the log can not be written now.
+    #[error("the coordinator can not do it now")]
+    Busy,
+    /// Retriable: the broker stops.
+    #[error("the coordinator is going away")]
+    Stopping,
+}
+
+/// Names a command of the coordinator, so that its decision finds back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Token(pub u64);
+
+/// What is to happen. Filled by the coordinator, emptied by whoever runs it.
+#[derive(Debug, Default)]
+pub struct GroupOut {
+    pub answers: Vec<(Ticket, GroupAnswer)>,
+    /// Each of them is decided by [`Coordinator::decided`](super::Coordinator::decided), also if it could not be
+    /// written.
+    pub commands: Vec<(Token, Command)>,
+}

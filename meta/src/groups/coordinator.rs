@@ -1,0 +1,275 @@
+//! All groups, their timers, and the way in.
+
+use super::ask::{GroupAnswer, GroupAsk, GroupOut, GroupRefusal, GroupState, Token};
+use super::group::Group;
+use crate::command::{Command, Decided, Done, Refused};
+use crate::limits;
+use crate::state::State;
+use camus_engine::shard::api::Ticket;
+use camus_engine::types::{Mono, WallMs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How often offsets are looked at that nobody needs any more (Kafka's `offsets.retention.check.interval.ms`).
+pub(super) const EXPIRY_EVERY: Duration = Duration::from_secs(600);
+/// How long a group without members and offsets is kept, so that it can be seen that it was there.
+pub(super) const EMPTY_KEPT: Duration = Duration::from_secs(600);
+/// How long a new member that waits for its first generation is believed to be there (Kafka's constant).
+pub(super) const NEW_MEMBER_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What the broker's settings say of groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupSettings {
+    /// `group.min.session.timeout.ms`
+    pub session_timeout_min: Duration,
+    /// `group.max.session.timeout.ms`
+    pub session_timeout_max: Duration,
+    /// `group.initial.rebalance.delay.ms`
+    pub initial_delay: Duration,
+    /// `group.max.size`
+    pub members_max: usize,
+    /// `offsets.retention.minutes`
+    pub retention: Duration,
+}
+
+impl Default for GroupSettings {
+    /// Kafka's.
+    fn default() -> GroupSettings {
+        GroupSettings {
+            session_timeout_min: Duration::from_secs(6),
+            session_timeout_max: Duration::from_secs(1800),
+            initial_delay: Duration::from_secs(3),
+            members_max: limits::GROUP_MEMBERS_MAX,
+            retention: Duration::from_secs(7 * 24 * 3600),
+        }
+    }
+}
+
+/// A command that is under way, and what its decision means.
+#[derive(Clone, Debug)]
+pub(super) enum UnderWay {
+    Commit(Ticket),
+    /// The answers of the groups, and which of them the command takes out.
+    DeleteGroups {
+        ticket: Ticket,
+        answers: Vec<Result<(), GroupRefusal>>,
+        groups: Vec<(usize, String)>,
+    },
+    DeleteOffsets {
+        ticket: Ticket,
+        answers: Vec<Result<(), GroupRefusal>>,
+    },
+    Expire,
+}
+
+/// The coordinator of all groups of this broker. Lives on core 0; owned by the meta shard's host.
+#[derive(Debug)]
+pub struct Coordinator {
+    pub(super) settings: GroupSettings,
+    pub(super) groups: BTreeMap<String, Group>,
+    /// When to look at a group again. Early is harmless: heartbeats do not move it.
+    timers: BTreeSet<(Mono, String)>,
+    pub(super) under_way: BTreeMap<Token, UnderWay>,
+    next_token: u64,
+    /// What all members say of themselves and are assigned.
+    pub(super) members_bytes: usize,
+    pub(super) started: Mono,
+    next_expiry: Mono,
+    stopping: bool,
+}
+
+impl Coordinator {
+    pub fn new(settings: GroupSettings, now: Mono) -> Coordinator {
+        Coordinator {
+            settings,
+            groups: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            under_way: BTreeMap::new(),
+            next_token: 1,
+            members_bytes: 0,
+            started: now,
+            next_expiry: now + EXPIRY_EVERY,
+            stopping: false,
+        }
+    }
+
+    /// One request. Its answer is in `out` now or later, exactly once.
+    pub fn ask(&mut self, now: Mono, ticket: Ticket, ask: GroupAsk, state: &State, out: &mut GroupOut) {
+        match ask {
+            GroupAsk::Join(join) => {
+                if let Err(why) = self.may_join(&join.group) {
+                    out.answers.push((ticket, GroupAnswer::Joined(Err((why, join.member.id)))));
+                    return;
+                }
+                let group = join.group.clone();
+                self.join(now, ticket, *join, out);
+                self.arm(&group);
+            }
+            GroupAsk::Sync(sync) => {
+                if let Err(why) = self.may_join(&sync.group) {
+                    out.answers.push((ticket, GroupAnswer::Synced(Err(why))));
+                    return;
+                }
+                let group = sync.group.clone();
+                self.sync(now, ticket, sync, out);
+                self.arm(&group);
+            }
+            GroupAsk::Heartbeat { group, generation, member } => {
+                let heard = check_id(&group).and_then(|()| self.heartbeat(now, &group, generation, &member));
+                out.answers.push((ticket, GroupAnswer::Heartbeat(heard)));
+            }
+            GroupAsk::Leave { group, members } => {
+                let left = check_id(&group).map(|()| self.leave(now, &group, &members, out));
+                out.answers.push((ticket, GroupAnswer::Left(left)));
+                self.arm(&group);
+            }
+            GroupAsk::Commit(commit) => self.commit(now, ticket, commit, state, out),
+            GroupAsk::Fetch { groups } => {
+                let fetched = groups.iter().map(|group| self.fetch(group, state)).collect();
+                out.answers.push((ticket, GroupAnswer::Fetched(fetched)));
+            }
+            GroupAsk::Describe { groups } => {
+                let described = groups.iter().map(|group| self.describe(group, state)).collect();
+                out.answers.push((ticket, GroupAnswer::Described(described)));
+            }
+            GroupAsk::List => out.answers.push((ticket, GroupAnswer::Listed(self.list(state)))),
+            GroupAsk::DeleteGroups { groups } => self.delete_groups(ticket, groups, state, out),
+            GroupAsk::DeleteOffsets { group, topics } => self.delete_offsets(ticket, group, topics, state, out),
+        }
+    }
+
+    /// Time has passed: members that are silent go, groups that waited long enough go on.
+    pub fn tick(&mut self, now: Mono, wall: WallMs, state: &State, out: &mut GroupOut) {
+        while let Some((at, _)) = self.timers.first()
+            && *at <= now
+        {
+            let (_, name) = self.timers.pop_first().expect("there is a first");
+            if let Some(group) = self.groups.get_mut(&name) {
+                group.armed = None;
+            }
+            self.look_at(now, &name, state, out);
+            self.arm(&name);
+        }
+        if self.next_expiry <= now {
+            self.next_expiry = now + EXPIRY_EVERY;
+            self.expire(now, wall, state, out);
+        }
+    }
+
+    /// When [`Self::tick`] has something to do.
+    pub fn next_deadline(&self) -> Mono {
+        self.timers.first().map_or(self.next_expiry, |(at, _)| (*at).min(self.next_expiry))
+    }
+
+    /// What became of a command.
+    ///
+    /// # Panics
+    /// If the coordinator has no such command under way.
+    pub fn decided(&mut self, token: Token, decided: Decided, out: &mut GroupOut) {
+        let under_way = self.under_way.remove(&token).expect("a command is decided once");
+        let refused = decided.as_ref().err().map(|refused| match refused {
+            Refused::TooManyOffsets { .. } => GroupRefusal::CommitTooLarge,
+            _ => GroupRefusal::Busy,
+        });
+        match (under_way, decided) {
+            (UnderWay::Commit(ticket), Ok(Done::OffsetsCommitted { gone })) => {
+                out.answers.push((ticket, GroupAnswer::Committed(Ok(gone))));
+            }
+            (UnderWay::Commit(ticket), _) => {
+                let why = refused.expect("a commit is decided as one");
+                out.answers.push((ticket, GroupAnswer::Committed(Err(why))));
+            }
+            (UnderWay::DeleteGroups { ticket, mut answers, groups }, _) => {
+                for (at, group) in groups {
+                    match refused {
+                        Some(why) => answers[at] = Err(why),
+                        None => self.forget_if_empty(&group),
+                    }
+                }
+                out.answers.push((ticket, GroupAnswer::GroupsDeleted(answers)));
+            }
+            (UnderWay::DeleteOffsets { ticket, answers }, _) => {
+                let answer = refused.map_or(Ok(answers), Err);
+                out.answers.push((ticket, GroupAnswer::OffsetsDeleted(answer)));
+            }
+            // what is refused now is tried at the next look
+            (UnderWay::Expire, _) => (),
+        }
+    }
+
+    /// The broker stops: whoever waits is told, and nobody waits from here on. Commits and fetches go on.
+    pub fn stop(&mut self, out: &mut GroupOut) {
+        self.stopping = true;
+        for member in self.groups.values_mut().flat_map(|group| group.members.iter_mut()) {
+            let (id, member) = member;
+            if let Some(ticket) = member.joining.take() {
+                out.answers.push((ticket, GroupAnswer::Joined(Err((GroupRefusal::Stopping, id.clone())))));
+            }
+            if let Some(ticket) = member.syncing.take() {
+                out.answers.push((ticket, GroupAnswer::Synced(Err(GroupRefusal::Stopping))));
+            }
+        }
+    }
+
+    fn may_join(&self, group: &str) -> Result<(), GroupRefusal> {
+        if self.stopping { Err(GroupRefusal::Stopping) } else { check_id(group) }
+    }
+
+    pub(super) fn propose(&mut self, under_way: UnderWay, command: Command, out: &mut GroupOut) {
+        let token = Token(self.next_token);
+        self.next_token += 1;
+        self.under_way.insert(token, under_way);
+        out.commands.push((token, command));
+    }
+
+    /// Puts the group's next deadline among the timers. A group that nobody needs any more goes.
+    fn arm(&mut self, name: &str) {
+        let Some(group) = self.groups.get_mut(name) else { return };
+        group.assert_whole();
+        let silent = group.members.values().filter(|m| !m.is_heard()).map(|m| m.alive_until);
+        let pending = group.pending.values().copied();
+        let fixed = [group.preparing.map(|p| p.until), group.sync_by];
+        let empty = (group.state == GroupState::Empty).then_some(group.look_again);
+        let next = silent.chain(pending).chain(fixed.into_iter().flatten()).chain(empty).min();
+        if next != group.armed {
+            if let Some(before) = group.armed {
+                self.timers.remove(&(before, name.to_owned()));
+            }
+            if let Some(next) = next {
+                self.timers.insert((next, name.to_owned()));
+            }
+            group.armed = next;
+        }
+    }
+
+    /// What time has brought to one group.
+    fn look_at(&mut self, now: Mono, name: &str, state: &State, out: &mut GroupOut) {
+        self.time_passed(now, name, out);
+        let Some(group) = self.groups.get_mut(name) else { return };
+        let empty = group.state == GroupState::Empty && group.pending.is_empty();
+        if empty && (group.generation == 0 || group.look_again <= now) {
+            group.look_again = now + EMPTY_KEPT;
+            if state.offsets().group(name).is_none() {
+                self.forget_if_empty(name);
+            }
+        }
+    }
+
+    /// Takes a group without members out of memory. What it committed is elsewhere.
+    pub(super) fn forget_if_empty(&mut self, name: &str) {
+        if self.groups.get(name).is_some_and(|g| g.state == GroupState::Empty && g.members.is_empty()) {
+            let group = self.groups.remove(name).expect("it was there a line ago");
+            self.members_bytes -= group.pending.len() * limits::MEMBER_BYTES_FIXED;
+            if let Some(armed) = group.armed {
+                self.timers.remove(&(armed, name.to_owned()));
+            }
+        }
+    }
+}
+
+pub(super) fn check_id(group: &str) -> Result<(), GroupRefusal> {
+    match group.len() {
+        1..=limits::GROUP_ID_BYTES_MAX => Ok(()),
+        _ => Err(GroupRefusal::InvalidGroupId),
+    }
+}

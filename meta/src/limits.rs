@@ -1,0 +1,33 @@
+//! Every bound of the metadata that is not a bound of the engine, with its unit last and its reason beside it.
+
+/// Bytes of a group's name. Kafka has no limit but the 32,767 of its strings; nobody names a group like that.
+pub const GROUP_ID_BYTES_MAX: usize = 1024;
+/// Groups with members, or that had some a moment ago. One more is told to come again.
+pub const GROUPS_MAX: usize = 20_000;
+/// The largest value that `group.max.size` may take, and its default.
+pub const GROUP_MEMBERS_MAX: usize = 10_000;
+/// Member ids of one group that are given out and not yet used to join (Kafka has no limit).
+pub const GROUP_PENDING_MAX: usize = GROUP_MEMBERS_MAX;
+/// What one member may say of itself to its group: names and metadata of all its protocols, bytes.
+pub const MEMBER_BYTES_MAX: usize = 1024 * 1024;
+/// Protocols of one member. Clients have fewer than ten.
+pub const MEMBER_PROTOCOLS_MAX: usize = 100;
+/// What a member, or a member id that waits to be used, takes besides what it says of itself, bytes.
+pub const MEMBER_BYTES_FIXED: usize = 1024;
+/// All members of all groups, with what they say of themselves and are assigned, bytes. It lives in core 0's memory.
+pub const MEMBERS_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Committed offsets of all groups: a hundred groups that read every partition of the cluster would be ten times as
+/// many, and each takes about 100 bytes in memory and 30 in a snapshot.
+pub const OFFSETS_MAX: usize = 1_000_000;
+/// Names of groups and metadata of offsets, bytes, all together.
+pub const OFFSETS_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// One command of the meta shard's log that a group asks for, bytes. Larger commits are refused whole
+/// (INVALID_COMMIT_OFFSET_SIZE, as in Kafka when a commit is over `message.max.bytes`).
+pub const GROUP_COMMAND_BYTES_MAX: usize = 512 * 1024;
+/// Groups that one DeleteGroups removes; the others are told to come again.
+pub const GROUPS_DELETED_AT_ONCE_MAX: usize = 500;
+
+const _: () = assert!(GROUP_COMMAND_BYTES_MAX < camus_engine::limits::WAL_GROUP_BYTES_MAX);
+const _: () = assert!(GROUP_ID_BYTES_MAX * GROUPS_DELETED_AT_ONCE_MAX <= GROUP_COMMAND_BYTES_MAX);
+const _: () = assert!(MEMBER_BYTES_MAX <= MEMBERS_BYTES_MAX / 16);

@@ -1,0 +1,413 @@
+//! The handlers of groups against a real coordinator, in every version: what one request leads to is seen by the
+//! others.
+
+use super::messages::testing::{Handler, World, encoded, survives_damage};
+use super::{
+    delete_groups, describe_groups, heartbeat, join_group, leave_group, list_groups, offset_commit, offset_delete,
+    offset_fetch, sync_group,
+};
+use bytes::Bytes;
+use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
+use kafka_protocol::messages::leave_group_request::MemberIdentity;
+use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use kafka_protocol::messages::offset_delete_request::{OffsetDeleteRequestPartition, OffsetDeleteRequestTopic};
+use kafka_protocol::messages::offset_fetch_request::{
+    OffsetFetchRequestGroup, OffsetFetchRequestTopic, OffsetFetchRequestTopics,
+};
+use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
+use kafka_protocol::messages::{
+    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
+    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse,
+    ListGroupsRequest, ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest,
+    OffsetDeleteResponse, OffsetFetchRequest, OffsetFetchResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+
+fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}
+
+fn group(name: &str) -> GroupId {
+    GroupId(text(name))
+}
+
+fn topic(name: &str) -> TopicName {
+    TopicName(text(name))
+}
+
+fn join_request(version: i16, member: &str, instance: Option<&str>) -> JoinGroupRequest {
+    let protocol = JoinGroupRequestProtocol::default().with_name(text("range"));
+    let request = JoinGroupRequest::default()
+        .with_group_id(group("g"))
+        .with_session_timeout_ms(10_000)
+        .with_member_id(text(member))
+        .with_group_instance_id(instance.map(text))
+        .with_protocol_type(text("consumer"))
+        .with_protocols(vec![protocol.with_metadata(Bytes::from_static(b"meta"))]);
+    let request = if version >= 1 { request.with_rebalance_timeout_ms(20_000) } else { request };
+    if version >= 8 { request.with_reason(Some(text("because"))) } else { request }
+}
+
+fn join(world: &mut World, version: i16, instance: Option<&str>) -> JoinGroupResponse {
+    let first: JoinGroupResponse = world.call(join_group::handle, version, &join_request(version, "", instance));
+    if first.error_code != 79 {
+        return first;
+    }
+    assert!(version >= 4 && first.generation_id == -1 && first.members.is_empty());
+    let answer: JoinGroupResponse =
+        world.call(join_group::handle, version, &join_request(version, &first.member_id, instance));
+    assert_eq!(answer.member_id, first.member_id);
+    answer
+}
+
+fn sync(world: &mut World, version: i16, member: &str, generation: i32) -> SyncGroupResponse {
+    let assignment = SyncGroupRequestAssignment::default().with_member_id(text(member));
+    let request = SyncGroupRequest::default()
+        .with_group_id(group("g"))
+        .with_generation_id(generation)
+        .with_member_id(text(member))
+        .with_assignments(vec![assignment.with_assignment(Bytes::from_static(b"mine"))]);
+    let request = match version {
+        5.. => request.with_protocol_type(Some(text("consumer"))).with_protocol_name(Some(text("range"))),
+        ..5 => request,
+    };
+    world.call(sync_group::handle, version, &request)
+}
+
+/// A stable group `g` of one member: its id.
+fn stable(world: &mut World) -> String {
+    let joined = join(world, 5, None);
+    assert_eq!((joined.error_code, joined.generation_id), (0, 1));
+    assert_eq!(sync(world, 3, &joined.member_id, 1).error_code, 0);
+    joined.member_id.to_string()
+}
+
+fn commit_request(version: i16, member: &str, generation: i32, partitions: &[(i32, i64, &str)]) -> OffsetCommitRequest {
+    let partitions = partitions.iter().map(|(number, offset, metadata)| {
+        let partition = OffsetCommitRequestPartition::default()
+            .with_partition_index(*number)
+            .with_committed_offset(*offset)
+            .with_committed_metadata(Some(text(metadata)));
+        if version >= 6 { partition.with_committed_leader_epoch(7) } else { partition }
+    });
+    let topics = vec![
+        OffsetCommitRequestTopic::default().with_name(topic("t")).with_partitions(partitions.collect()),
+        OffsetCommitRequestTopic::default()
+            .with_name(topic("nope"))
+            .with_partitions(vec![OffsetCommitRequestPartition::default()]),
+    ];
+    OffsetCommitRequest::default()
+        .with_group_id(group("g"))
+        .with_generation_id_or_member_epoch(generation)
+        .with_member_id(text(member))
+        .with_topics(topics)
+}
+
+fn commit(world: &mut World, version: i16, member: &str, generation: i32, parts: &[(i32, i64, &str)]) -> Vec<i16> {
+    let answer: OffsetCommitResponse =
+        world.call(offset_commit::handle, version, &commit_request(version, member, generation, parts));
+    let names: Vec<&str> = answer.topics.iter().map(|topic| topic.name.as_str()).collect();
+    assert_eq!(names, ["t", "nope"]);
+    answer.topics.iter().flat_map(|topic| &topic.partitions).map(|partition| partition.error_code).collect()
+}
+
+fn fetch_request(version: i16, topics: Option<&[(&str, &[i32])]>) -> OffsetFetchRequest {
+    if version >= 8 {
+        let one = |(name, numbers): &(&str, &[i32])| {
+            OffsetFetchRequestTopics::default().with_name(topic(name)).with_partition_indexes(numbers.to_vec())
+        };
+        let of = |name| {
+            OffsetFetchRequestGroup::default()
+                .with_group_id(group(name))
+                .with_topics(topics.map(|topics| topics.iter().map(one).collect()))
+        };
+        return OffsetFetchRequest::default().with_groups(vec![of("g"), of("other")]).with_require_stable(true);
+    }
+    let one = |(name, numbers): &(&str, &[i32])| {
+        OffsetFetchRequestTopic::default().with_name(topic(name)).with_partition_indexes(numbers.to_vec())
+    };
+    let request = OffsetFetchRequest::default()
+        .with_group_id(group("g"))
+        .with_topics(topics.map(|topics| topics.iter().map(one).collect()));
+    if version >= 7 { request.with_require_stable(true) } else { request }
+}
+
+/// Topic, partition, offset, leader epoch, metadata, code.
+type Fetched = Vec<(String, i32, i64, i32, String, i16)>;
+
+fn fetch(world: &mut World, version: i16, topics: Option<&[(&str, &[i32])]>) -> Fetched {
+    let answer: OffsetFetchResponse = world.call(offset_fetch::handle, version, &fetch_request(version, topics));
+    let shown = |metadata: &Option<StrBytes>| metadata.as_ref().expect("never null").to_string();
+    if version < 8 {
+        let all = answer.topics.iter().flat_map(|t| t.partitions.iter().map(move |p| (t, p)));
+        return all
+            .map(|(t, p)| {
+                let (epoch, metadata) = (p.committed_leader_epoch, shown(&p.metadata));
+                (t.name.to_string(), p.partition_index, p.committed_offset, epoch, metadata, p.error_code)
+            })
+            .collect();
+    }
+    let groups: Vec<(&str, i16)> = answer.groups.iter().map(|g| (g.group_id.as_str(), g.error_code)).collect();
+    assert_eq!(groups, [("g", 0), ("other", 0)]);
+    let other = answer.groups[1].topics.iter().flat_map(|t| &t.partitions);
+    assert!(other.clone().all(|p| (p.committed_offset, p.error_code) == (-1, 0)), "{answer:?}");
+    let all = answer.groups[0].topics.iter().flat_map(|t| t.partitions.iter().map(move |p| (t, p)));
+    all.map(|(t, p)| {
+        let (epoch, metadata) = (p.committed_leader_epoch, shown(&p.metadata));
+        (t.name.to_string(), p.partition_index, p.committed_offset, epoch, metadata, p.error_code)
+    })
+    .collect()
+}
+
+/// A client of some age could not join at all, or would take another's answer for its own.
+#[test]
+fn every_version_joins_and_leads_a_group_of_one() {
+    for version in 0..=9 {
+        let mut world = World::with_state();
+        let joined = join(&mut world, version, None);
+        assert_eq!((joined.error_code, joined.generation_id), (0, 1), "v{version}");
+        assert_eq!(joined.protocol_name, Some(text("range")));
+        assert_eq!(joined.protocol_type, (version >= 7).then(|| text("consumer")));
+        assert_eq!((&joined.leader, joined.skip_assignment), (&joined.member_id, false));
+        let [member] = &joined.members[..] else { panic!("{joined:?}") };
+        assert_eq!((&member.member_id, &member.metadata[..]), (&joined.member_id, &b"meta"[..]));
+        assert!(joined.member_id.starts_with("tester-"), "{joined:?}");
+    }
+}
+
+/// The older client's field stands in another place, and its refusal can not be read.
+#[test]
+fn every_version_of_join_is_refused_in_its_own_layout() {
+    for version in 0..=9 {
+        let request = join_request(version, "", None).with_session_timeout_ms(1);
+        let answer: JoinGroupResponse = World::with_state().call(join_group::handle, version, &request);
+        assert_eq!((answer.error_code, answer.generation_id), (26, -1));
+        let request = join_request(version, "", None).with_group_id(group(""));
+        let answer: JoinGroupResponse = World::with_state().call(join_group::handle, version, &request);
+        assert_eq!(answer.error_code, 24);
+    }
+}
+
+#[test]
+fn static_members_join_in_every_version_that_has_them() {
+    for version in 5..=9 {
+        let mut world = World::with_state();
+        let first = join(&mut world, version, Some("i"));
+        assert!(first.error_code == 0 && first.member_id.starts_with("i-"), "{first:?}");
+        assert_eq!(first.members[0].group_instance_id, Some(text("i")));
+        sync(&mut world, 3, &first.member_id, 1);
+        let back = join(&mut world, version, Some("i"));
+        assert_eq!((back.error_code, back.generation_id), (0, 1));
+        assert_eq!(back.skip_assignment, version >= 9);
+        assert_eq!(back.leader, if version >= 9 { back.member_id.clone() } else { first.member_id.clone() });
+        let request = HeartbeatRequest::default()
+            .with_group_id(group("g"))
+            .with_generation_id(1)
+            .with_member_id(first.member_id)
+            .with_group_instance_id(Some(text("i")));
+        let fenced: HeartbeatResponse = world.call(heartbeat::handle, 3, &request);
+        assert_eq!(fenced.error_code, 82);
+    }
+}
+
+#[test]
+fn every_version_takes_its_assignment_and_beats() {
+    for version in 0..=5 {
+        let mut world = World::with_state();
+        let joined = join(&mut world, 5, None);
+        let synced = sync(&mut world, version, &joined.member_id, 1);
+        assert_eq!((synced.error_code, &synced.assignment[..]), (0, &b"mine"[..]));
+        assert_eq!(synced.protocol_name, (version >= 5).then(|| text("range")));
+        assert_eq!(sync(&mut world, version, &joined.member_id, 2).error_code, 22);
+        assert_eq!(sync(&mut world, version, "x", 1).error_code, 25);
+        for (generation, member, code) in [(1, joined.member_id.as_str(), 0), (2, &joined.member_id, 22), (1, "x", 25)]
+        {
+            let request = HeartbeatRequest::default()
+                .with_group_id(group("g"))
+                .with_generation_id(generation)
+                .with_member_id(text(member));
+            let answer: HeartbeatResponse = world.call(heartbeat::handle, version.min(4), &request);
+            assert_eq!(answer.error_code, code);
+        }
+    }
+}
+
+/// A member that leaves and is not taken out holds its partitions until its session ends.
+#[test]
+fn every_version_leaves() {
+    for version in 0..=5 {
+        let mut world = World::with_state();
+        let member = stable(&mut world);
+        let leaving = |members: &[&str]| match version {
+            ..3 => LeaveGroupRequest::default().with_group_id(group("g")).with_member_id(text(members[0])),
+            3.. => {
+                let one = |id: &&str| {
+                    let member = MemberIdentity::default().with_member_id(text(id));
+                    if version >= 5 { member.with_reason(Some(text("done"))) } else { member }
+                };
+                LeaveGroupRequest::default().with_group_id(group("g")).with_members(members.iter().map(one).collect())
+            }
+        };
+        let answer: LeaveGroupResponse = world.call(leave_group::handle, version, &leaving(&["nobody", &member]));
+        let codes: Vec<i16> = answer.members.iter().map(|member| member.error_code).collect();
+        match version {
+            ..3 => assert_eq!((answer.error_code, codes), (25, vec![])),
+            3.. => assert_eq!((answer.error_code, codes), (0, vec![25, 0])),
+        }
+        if version < 3 {
+            let answer: LeaveGroupResponse = world.call(leave_group::handle, version, &leaving(&[&member]));
+            assert_eq!(answer.error_code, 0);
+        }
+        let answer: DescribeGroupsResponse =
+            world.call(describe_groups::handle, 5, &DescribeGroupsRequest::default().with_groups(vec![group("g")]));
+        assert_eq!(answer.groups[0].group_state.as_str(), "Empty");
+    }
+}
+
+/// A group that goes on anywhere else than it committed reads twice, or never.
+#[test]
+fn what_any_version_commits_every_version_fetches() {
+    for committing in 2..=9 {
+        let mut world = World::with_state();
+        let member = stable(&mut world);
+        let long = "x".repeat(4097);
+        let partitions = [(0, 41, ""), (1, 5, "note"), (0, 42, "last"), (2, 1, ""), (-1, 1, ""), (1, 6, long.as_str())];
+        let codes = commit(&mut world, committing, &member, 1, &partitions);
+        assert_eq!(codes, [0, 0, 0, 3, 3, 12, 3]);
+        let epoch = if committing >= 6 { 7 } else { -1 };
+        for fetching in 1..=9 {
+            let epoch = if fetching >= 5 { epoch } else { -1 };
+            let asked: &[(&str, &[i32])] = &[("nope", &[3]), ("t", &[1, 0, 55, -1]), ("dark", &[0])];
+            let none = |topic: &str, number| (topic.to_owned(), number, -1, -1, String::new(), 0);
+            let t = |number, offset, metadata: &str| ("t".to_owned(), number, offset, epoch, metadata.to_owned(), 0);
+            let expected =
+                vec![none("nope", 3), t(1, 5, "note"), t(0, 42, "last"), none("t", 55), none("t", -1), none("dark", 0)];
+            assert_eq!(fetch(&mut world, fetching, Some(asked)), expected, "committed with {committing}");
+            if fetching >= 2 {
+                assert_eq!(fetch(&mut world, fetching, None), [t(0, 42, "last"), t(1, 5, "note")], "v{fetching}");
+            }
+        }
+    }
+}
+
+#[test]
+fn commits_that_are_refused_are_so_for_each_partition_and_store_nothing() {
+    for version in 2..=9 {
+        let mut world = World::with_state();
+        let unknown = if version >= 9 { 69 } else { 22 };
+        assert_eq!(commit(&mut world, version, "x", 3, &[(0, 1, "")]), [unknown, unknown]);
+        let member = stable(&mut world);
+        for (by, generation, code) in [(member.as_str(), 2, 22), ("x", 1, 25), ("", -1, 25)] {
+            assert_eq!(commit(&mut world, version, by, generation, &[(0, 1, "")]), [code, code]);
+        }
+        assert!(world.commands.is_empty());
+    }
+}
+
+/// One request could put more into the metadata's log than a record of it takes.
+#[test]
+fn a_commit_over_the_limit_is_refused_whole() {
+    let long = "x".repeat(4096);
+    let partitions: Vec<(i32, i64, &str)> = (0..200).map(|n| (n % 2, 1, long.as_str())).collect();
+    let codes = commit(&mut World::with_state(), 8, "", -1, &partitions);
+    assert!(codes.iter().all(|code| *code == 28), "{codes:?}");
+}
+
+#[test]
+fn every_version_describes_a_group_and_one_that_is_not_there() {
+    for version in 0..=6 {
+        let mut world = World::with_state();
+        let member = stable(&mut world);
+        let request = DescribeGroupsRequest::default().with_groups(vec![group("g"), group("nope")]);
+        let request = if version >= 3 { request.with_include_authorized_operations(true) } else { request };
+        let answer: DescribeGroupsResponse = world.call(describe_groups::handle, version, &request);
+        let [known, unknown] = &answer.groups[..] else { panic!("{answer:?}") };
+        let said = (known.group_state.as_str(), known.protocol_type.as_str(), known.protocol_data.as_str());
+        assert_eq!((known.error_code, said), (0, ("Stable", "consumer", "range")));
+        let it = &known.members[0];
+        assert_eq!((it.member_id.as_str(), it.client_id.as_str()), (member.as_str(), "tester"));
+        assert_eq!((it.client_host.as_str(), &it.member_assignment[..]), ("/192.0.2.7", &b"mine"[..]));
+        assert_eq!(known.authorized_operations, if version >= 3 { 328 } else { i32::MIN });
+        let code = if version >= 6 { 69 } else { 0 };
+        assert_eq!((unknown.error_code, unknown.group_state.as_str()), (code, "Dead"));
+        assert_eq!(unknown.error_message.is_some(), version >= 6);
+    }
+}
+
+#[test]
+fn every_version_lists_groups_and_filters_by_what_it_can_name() {
+    for version in 0..=5 {
+        let mut world = World::with_state();
+        stable(&mut world);
+        let mut listed = |states: &[&str], types: &[&str]| -> Vec<(String, String, String)> {
+            let names = |names: &[&str]| names.iter().map(|name| text(name)).collect();
+            let request = ListGroupsRequest::default().with_states_filter(names(states));
+            let answer: ListGroupsResponse =
+                world.call(list_groups::handle, version, &request.with_types_filter(names(types)));
+            let said = |g: &kafka_protocol::messages::list_groups_response::ListedGroup| {
+                (g.group_id.to_string(), g.group_state.to_string(), g.group_type.to_string())
+            };
+            answer.groups.iter().map(said).collect()
+        };
+        let state = if version >= 4 { "Stable" } else { "" };
+        let all = vec![("g".to_owned(), state.to_owned(), if version >= 5 { "classic" } else { "" }.to_owned())];
+        assert_eq!(listed(&[], &[]), all);
+        if version >= 4 {
+            assert_eq!(listed(&["empty"], &[]), []);
+            assert_eq!(listed(&["EMPTY", "stable"], &[]), all);
+        }
+        if version >= 5 {
+            assert_eq!(listed(&[], &["consumer"]), []);
+            assert_eq!(listed(&[], &["Classic"]), all);
+        }
+    }
+}
+
+#[test]
+fn groups_and_offsets_are_deleted_once_nobody_uses_them() {
+    for version in 0..=2 {
+        let mut world = World::with_state();
+        assert_eq!(commit(&mut world, 2, "", -1, &[(0, 4, ""), (1, 5, "")]), [0, 0, 3]);
+        let one = |number| OffsetDeleteRequestPartition::default().with_partition_index(number);
+        let topics = vec![
+            OffsetDeleteRequestTopic::default().with_name(topic("t")).with_partitions(vec![one(0), one(9)]),
+            OffsetDeleteRequestTopic::default().with_name(topic("nope")).with_partitions(vec![one(0)]),
+        ];
+        let request = OffsetDeleteRequest::default().with_group_id(group("g")).with_topics(topics);
+        let answer: OffsetDeleteResponse = world.call(offset_delete::handle, 0, &request);
+        let codes = answer.topics.iter().flat_map(|t| &t.partitions).map(|p| p.error_code);
+        assert_eq!((answer.error_code, codes.collect::<Vec<_>>()), (0, vec![0, 3, 3]));
+        assert_eq!(fetch(&mut world, 5, None).iter().map(|found| found.1).collect::<Vec<_>>(), [1]);
+        let request = DeleteGroupsRequest::default().with_groups_names(vec![group("g"), group("nope")]);
+        let answer: DeleteGroupsResponse = world.call(delete_groups::handle, version, &request);
+        assert_eq!(answer.results.iter().map(|r| r.error_code).collect::<Vec<_>>(), [0, 69]);
+        assert_eq!(fetch(&mut world, 5, None), []);
+        let request = OffsetDeleteRequest::default().with_group_id(group("g"));
+        let answer: OffsetDeleteResponse = world.call(offset_delete::handle, 0, &request);
+        assert_eq!(answer.error_code, 69);
+    }
+}
+
+#[test]
+fn no_bytes_end_in_a_panic() {
+    let asked: &[(&str, &[i32])] = &[("t", &[0, 1])];
+    let requests: [(Handler, i16, i16, &dyn Fn(i16) -> Bytes); 10] = [
+        (join_group::handle, 0, 9, &|v| encoded(&join_request(v, "", None), v)),
+        (sync_group::handle, 0, 5, &|v| encoded(&SyncGroupRequest::default().with_group_id(group("g")), v)),
+        (heartbeat::handle, 0, 4, &|v| encoded(&HeartbeatRequest::default().with_group_id(group("g")), v)),
+        (leave_group::handle, 0, 5, &|v| encoded(&LeaveGroupRequest::default().with_group_id(group("g")), v)),
+        (offset_commit::handle, 2, 9, &|v| encoded(&commit_request(v, "", -1, &[(0, 1, "m")]), v)),
+        (offset_fetch::handle, 1, 9, &|v| encoded(&fetch_request(v, Some(asked)), v)),
+        (describe_groups::handle, 0, 6, &|v| {
+            encoded(&DescribeGroupsRequest::default().with_groups(vec![group("g")]), v)
+        }),
+        (list_groups::handle, 0, 5, &|v| encoded(&ListGroupsRequest::default(), v)),
+        (delete_groups::handle, 0, 2, &|v| {
+            encoded(&DeleteGroupsRequest::default().with_groups_names(vec![group("g")]), v)
+        }),
+        (offset_delete::handle, 0, 0, &|v| encoded(&OffsetDeleteRequest::default().with_group_id(group("g")), v)),
+    ];
+    for (handler, min, max, whole) in requests {
+        survives_damage(handler, min..=max, whole);
+    }
+}

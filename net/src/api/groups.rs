@@ -1,0 +1,52 @@
+//! What the handlers of groups share: who a member says it is, and copies of what a client sent.
+//!
+//! What goes to the coordinator crosses cores and may stay there for long, so it is copied: a slice would keep the
+//! whole frame of a client in memory.
+
+use super::{Ctx, messages};
+use crate::codec::{Malformed, Reader};
+use crate::errors::group_code;
+use bytes::Bytes;
+use camus_meta::groups::{GroupRefusal, MemberName};
+use kafka_protocol::protocol::StrBytes;
+use std::time::Duration;
+
+/// Characters of a client's id that its member id repeats.
+const CLIENT_ID_CHARS_MAX: usize = 100;
+
+pub fn text(r: &mut Reader<'_>) -> Result<String, Malformed> {
+    Ok(r.string()?.to_string())
+}
+
+pub fn nullable_text(r: &mut Reader<'_>) -> Result<Option<String>, Malformed> {
+    Ok(r.nullable_string()?.map(|text| text.to_string()))
+}
+
+pub fn bytes(r: &mut Reader<'_>) -> Result<Bytes, Malformed> {
+    Ok(Bytes::copy_from_slice(&r.bytes()?))
+}
+
+/// Member id and, in versions that have it, instance id, side by side as in most requests.
+pub fn member(r: &mut Reader<'_>, with_instance: bool) -> Result<MemberName, Malformed> {
+    Ok(MemberName { id: text(r)?, instance: if with_instance { nullable_text(r)? } else { None } })
+}
+
+/// A time in ms; below 0 is none.
+pub fn timeout(ms: i32) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// A member id that nobody has: who the member is, for people, and a random part.
+pub fn fresh_member_id(ctx: &mut Ctx<'_>, client_id: &str, instance: Option<&str>) -> String {
+    let name: String = instance.unwrap_or(client_id).chars().take(CLIENT_ID_CHARS_MAX).collect();
+    format!("{name}-{}", messages::random_id(ctx))
+}
+
+/// As the wire says it.
+pub fn wire<T>(result: &Result<T, GroupRefusal>) -> i16 {
+    result.as_ref().err().map_or(0, |why| group_code(*why).wire())
+}
+
+pub fn said(text: impl Into<String>) -> StrBytes {
+    StrBytes::from_string(text.into())
+}

@@ -1,0 +1,121 @@
+//! OffsetFetch: where a group goes on reading.
+//!
+//! What was never committed is no error: offset -1, whether the group, the topic or the partition is unknown (an error
+//! ends a Kafka Streams thread). `require_stable` has nothing to wait for as long as there are no transactions.
+
+use super::groups::{self, said};
+use super::messages::{nullable_structs, structs};
+use super::{Ctx, Outcome, Request};
+use crate::codec::{Malformed, Reader, respond};
+use camus_meta::groups::{FetchGroup, FetchedGroup, FetchedPartition, GroupAnswer, GroupAsk};
+use kafka_protocol::messages::offset_fetch_response::{
+    OffsetFetchResponse, OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic, OffsetFetchResponseTopics,
+};
+use kafka_protocol::messages::{GroupId, TopicName};
+use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
+
+type Topics = Option<Vec<(StrBytes, Vec<i32>)>>;
+
+fn read(request: &Request) -> Result<Vec<(String, Topics)>, Malformed> {
+    let version = request.version;
+    let mut r = Reader::new(&request.body, version >= 6);
+    let topic = |r: &mut Reader<'_>| Ok((r.string()?, r.array(4, Reader::i32)?));
+    let asked = if version >= 8 {
+        structs(&mut r, 2, |r| {
+            let group = groups::text(r)?;
+            if version >= 9 {
+                // of the newer group protocol
+                let _member = (r.nullable_string()?, r.i32()?);
+            }
+            Ok((group, nullable_structs(r, 2, topic)?))
+        })?
+    } else {
+        let group = groups::text(&mut r)?;
+        let topics = if version >= 2 { nullable_structs(&mut r, 2, topic)? } else { Some(structs(&mut r, 2, topic)?) };
+        vec![(group, topics)]
+    };
+    if version >= 7 {
+        let _require_stable = r.bool()?;
+    }
+    r.tags()?;
+    Ok(asked)
+}
+
+/// OffsetFetch 1-9, flexible from 6.
+pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
+    let asked = match read(request) {
+        Ok(asked) => asked,
+        Err(fault) => return fault.into(),
+    };
+    let version = request.version;
+    let known = |(name, partitions): &(StrBytes, Vec<i32>)| {
+        // a topic that is not there has the nil id, under which nothing is committed; -1 becomes a partition that is
+        // not
+        let id = ctx.image.topic(name).map_or(Uuid::nil(), |topic| topic.id);
+        (id, partitions.iter().map(|partition| *partition as u32).collect())
+    };
+    let groups = asked.iter().map(|(group, topics)| FetchGroup {
+        group: group.clone(),
+        topics: topics.as_ref().map(|topics| topics.iter().map(known).collect()),
+    });
+    let groups = groups.collect();
+    Outcome::Group(
+        GroupAsk::Fetch { groups },
+        Box::new(move |_, answer| match answer {
+            GroupAnswer::Fetched(fetched) => reply(version, asked, fetched),
+            other => unreachable!("a Fetch is answered as Fetched, not as {other:?}"),
+        }),
+    )
+}
+
+fn reply(version: i16, asked: Vec<(String, Topics)>, fetched: Vec<FetchedGroup>) -> Outcome {
+    let mut groups = asked.into_iter().zip(fetched).map(|((group, asked), fetched)| {
+        let mut names = asked.map(|topics| topics.into_iter().map(|(name, _)| name));
+        let topics = fetched.topics.into_iter().map(move |topic| {
+            let name = names.as_mut().map_or_else(|| Some(said(topic.name)), Iterator::next);
+            (TopicName(name.expect("a topic for each that was asked for")), topic.partitions)
+        });
+        (GroupId(said(group)), topics)
+    });
+    if version >= 8 {
+        let groups = groups.map(|(group, topics)| {
+            let topics = topics.map(|(name, partitions)| {
+                let partitions = partitions.into_iter().map(|partition| {
+                    let (number, offset, leader_epoch, metadata) = shown(partition);
+                    OffsetFetchResponsePartitions::default()
+                        .with_partition_index(number)
+                        .with_committed_offset(offset)
+                        .with_committed_leader_epoch(leader_epoch)
+                        .with_metadata(Some(metadata))
+                });
+                OffsetFetchResponseTopics::default().with_name(name).with_partitions(partitions.collect())
+            });
+            OffsetFetchResponseGroup::default().with_group_id(group).with_topics(topics.collect())
+        });
+        return respond(&OffsetFetchResponse::default().with_groups(groups.collect()), version);
+    }
+    let (_, topics) = groups.next().expect("one group is asked for before version 8");
+    let topics = topics.map(|(name, partitions)| {
+        let partitions = partitions.into_iter().map(|partition| {
+            let (number, offset, leader_epoch, metadata) = shown(partition);
+            OffsetFetchResponsePartition::default()
+                .with_partition_index(number)
+                .with_committed_offset(offset)
+                .with_committed_leader_epoch(if version >= 5 { leader_epoch } else { -1 })
+                .with_metadata(Some(metadata))
+        });
+        OffsetFetchResponseTopic::default().with_name(name).with_partitions(partitions.collect())
+    });
+    respond(&OffsetFetchResponse::default().with_topics(topics.collect()), version)
+}
+
+/// Partition, offset, leader epoch and metadata, as the wire says them.
+fn shown(partition: FetchedPartition) -> (i32, i64, i32, StrBytes) {
+    let number = partition.partition as i32;
+    match partition.committed {
+        Some(committed) => (number, committed.offset, committed.leader_epoch, said(committed.metadata)),
+        None => (number, -1, -1, StrBytes::default()),
+    }
+}
