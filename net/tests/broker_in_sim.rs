@@ -12,13 +12,13 @@ use sim_kit::history::{Broken, History, Sent, check};
 use sim_kit::wire::{
     Conn, FETCH, INIT_PRODUCER_ID, PRODUCE, batch, fetch, fetched, init_producer_id, produce, produced, records,
 };
-use sim_kit::{PATIENCE, Seed, Shape, SimBroker, seeds};
+use sim_kit::{Seed, Shape, SimBroker, seeds};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 const TOPIC: &str = "t";
-/// What a client tries again after: no such partition yet, no leader yet, out of order behind one that was refused, over
-/// budget, no space.
+/// What a client tries again after: no such partition yet, no leader yet, out of order behind one that was refused,
+/// over budget, no space.
 const RETRIABLE: [i16; 6] = [3, 5, 6, 7, 45, 56];
 
 // ------------------------------------------------------------------------------------------------- clients

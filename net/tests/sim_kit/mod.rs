@@ -14,6 +14,7 @@ use camus_engine::shard::core::{Core, CoreConfig};
 use camus_engine::stats::CoreStats;
 use camus_engine::types::{BrokerId, CoreId, ShardId};
 use camus_engine::wal::{WalConfig, WalError};
+use camus_meta::groups::GroupSettings;
 use camus_net::api::Settings;
 use camus_net::meta_host::MetaHost;
 use camus_net::node::{Broker, Listener, Node, Report};
@@ -150,7 +151,7 @@ impl SimBroker {
                 .unwrap_or_else(|error| panic!("core {n} does not start: {error}"));
             let data = (1..self.broker.shards.len() as u32).map(ShardId).collect();
             let meta = (n == 0).then(|| {
-                MetaHost::recover(CLUSTER.to_owned(), data, shape.cores, 1 << 20, recovered)
+                MetaHost::recover(CLUSTER.to_owned(), data, shape.cores, 1 << 20, GroupSettings::default(), recovered)
                     .unwrap_or_else(|error| panic!("{error}"))
             });
             let report = Box::new(Reporter(Rc::clone(&self.said)));
@@ -232,6 +233,8 @@ fn broker(shape: &Shape) -> Broker {
             fetch_sessions_max: 1_000,
             fetch_bytes_max: 55 << 20,
             given: vec![],
+            groups: GroupSettings::default(),
+            offset_metadata_bytes_max: 4096,
         },
         shards: Arc::new(table),
         cores: shape.cores,
