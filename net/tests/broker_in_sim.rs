@@ -12,13 +12,13 @@ use sim_kit::history::{Broken, History, Sent, check};
 use sim_kit::wire::{
     Conn, FETCH, INIT_PRODUCER_ID, PRODUCE, batch, fetch, fetched, init_producer_id, produce, produced, records,
 };
-use sim_kit::{PATIENCE, Seed, Shape, SimBroker, seeds};
+use sim_kit::{Seed, Shape, SimBroker, seeds};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 const TOPIC: &str = "t";
-/// What a client tries again after: no such partition yet, no leader yet, out of order behind one that was refused, over
-/// budget, no space.
+/// What a client tries again after: no such partition yet, no leader yet, out of order behind one that was refused,
+/// over budget, no space.
 const RETRIABLE: [i16; 6] = [3, 5, 6, 7, 45, 56];
 
 // ------------------------------------------------------------------------------------------------- clients
@@ -284,7 +284,8 @@ fn finally(broker: &mut SimBroker, history: &mut History, partitions: i32) {
 fn run(seed: u64) -> (u64, usize, usize) {
     let _seed = Seed(seed);
     let partitions = 4;
-    let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+    let segment_bytes = (64 << (seed / 2 % 3)) * 1024;
+    let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, segment_bytes, ..Shape::default() });
     assert_eq!(Conn::open(&mut broker).create_topic(&mut broker, TOPIC, partitions), 0);
     let mut clients = Clients::new(partitions);
     for life in 0..3 {
