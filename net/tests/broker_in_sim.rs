@@ -284,7 +284,8 @@ fn finally(broker: &mut SimBroker, history: &mut History, partitions: i32) {
 fn run(seed: u64) -> (u64, usize, usize) {
     let _seed = Seed(seed);
     let partitions = 4;
-    let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+    let segment_bytes = (64 << (seed / 2 % 3)) * 1024;
+    let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, segment_bytes, ..Shape::default() });
     assert_eq!(Conn::open(&mut broker).create_topic(&mut broker, TOPIC, partitions), 0);
     let mut clients = Clients::new(partitions);
     for life in 0..3 {

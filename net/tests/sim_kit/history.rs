@@ -50,13 +50,11 @@ pub fn check(history: &History) -> Result<(), Broken> {
     let mut first: BTreeMap<Value, i64> = BTreeMap::new();
     let acked: BTreeSet<Value> = history.acked.iter().map(|(value, _)| *value).collect();
     for (&partition, records) in &history.finally {
-        let mut next = 0;
         let mut last: BTreeMap<usize, u64> = BTreeMap::new();
-        for &(offset, value) in records {
+        for (next, &(offset, value)) in (0..).zip(records) {
             if offset != next {
                 return Err(Broken::Gap { partition, after: next - 1, found: offset });
             }
-            next += 1;
             let Some(sent) = history.sent.get(&value).filter(|sent| sent.partition == partition) else {
                 return Err(Broken::Invented { partition, offset, value });
             };

@@ -41,6 +41,7 @@ pub fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
 /// Says which seed failed when the test does.
 pub struct Seed(pub u64);
 
+#[allow(clippy::print_stderr, reason = "for whoever looks at a failed test")]
 impl Drop for Seed {
     fn drop(&mut self) {
         if std::thread::panicking() {

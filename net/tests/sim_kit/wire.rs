@@ -4,7 +4,6 @@ use super::{PATIENCE, SimBroker, addr};
 use bytes::{BufMut, Bytes, BytesMut};
 use camus_engine::rt::sim::ClientId;
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
-use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -120,7 +119,6 @@ impl Conn {
     }
 
     pub fn delete_topic(&mut self, broker: &mut SimBroker, topic: &str) -> i16 {
-        let _by_id: Option<DeleteTopicState> = None;
         let request = DeleteTopicsRequest::default().with_topic_names(vec![name(topic)]).with_timeout_ms(5_000);
         self.call(broker, DELETE_TOPICS, &request).responses[0].error_code
     }
