@@ -63,6 +63,27 @@ pub fn nullable_structs<'a, T>(
     })
 }
 
+/// Topics by name with a list for each of their partitions: the shape of what many requests ask and of their answers.
+pub type ByTopic<T> = Vec<(StrBytes, Vec<T>)>;
+
+/// What is asked of partitions, by topic. Each partition takes `bytes_min` at least and is read by `partition`.
+pub fn by_topic<'a, T>(
+    r: &mut Reader<'a>,
+    bytes_min: usize,
+    mut partition: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>,
+) -> Result<ByTopic<T>, Malformed> {
+    structs(r, 2, |r| Ok((r.string()?, structs(r, bytes_min, &mut partition)?)))
+}
+
+/// One for each partition, in the same places.
+pub fn for_each_partition<T, U>(topics: ByTopic<T>, mut one: impl FnMut(&StrBytes, T) -> U) -> ByTopic<U> {
+    let topic = |(name, partitions): (StrBytes, Vec<T>)| {
+        let done = partitions.into_iter().map(|partition| one(&name, partition)).collect();
+        (name, done)
+    };
+    topics.into_iter().map(topic).collect()
+}
+
 /// Why one item of a request (a topic, a resource) is refused, as the wire says it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
