@@ -199,6 +199,28 @@ pub fn named_twice<'a, T: Ord + Clone + 'a>(names: impl Iterator<Item = &'a T>) 
     names.filter(|name| !seen.insert(*name)).cloned().collect()
 }
 
+/// Plans each topic of a request. One that is named more than once is refused, in one answer for all of them: clients
+/// look answers up by name.
+pub fn each_named_once<W, T>(
+    wanted: Vec<W>,
+    name: impl Fn(&W) -> &StrBytes,
+    mut plan: impl FnMut(&W) -> Result<T, Fault>,
+) -> Vec<(StrBytes, Result<T, Fault>)> {
+    let twice = named_twice(wanted.iter().map(&name));
+    let mut refused = BTreeSet::new();
+    let mut slots = Vec::new();
+    for wanted in &wanted {
+        let name = name(wanted);
+        if !twice.contains(name) {
+            slots.push((name.clone(), plan(wanted)));
+        } else if refused.insert(name) {
+            let fault = Fault::invalid_request("the request names this topic more than once");
+            slots.push((name.clone(), Err(fault)));
+        }
+    }
+    slots
+}
+
 /// Each replica on a live broker, none twice, and at least one.
 pub fn live_once(ctx: &Ctx<'_>, brokers: &[i32]) -> Result<(), String> {
     match brokers {
