@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from harness import batch as rb
 from harness import wire
 from harness.broker import Client
+from harness.threads import side_by_side
 
 pytestmark = pytest.mark.camus_only
 PARTITIONS = 32
@@ -89,31 +89,22 @@ def test_one_request_for_partitions_of_both_cores_is_answered_whole(pair):
 @two_cpus
 def test_many_connections_over_both_cores_keep_every_order(pair):
     """Lost otherwise: order or records, when requests of many connections cross between the cores."""
-    topic, failures = pair.topic(8), []
+    topic = pair.topic(8)
 
     def work(me):
-        try:
-            with pair.connect() as conn:
-                pid, epoch = conn.init_producer_id()
-                pending = []
-                for n in range(300):
-                    p = (me + n) % 8
-                    batch = rb.build([b"%d:%d" % (me, n)], pid=pid, epoch=epoch, seq=n // 8)
-                    pending.append(conn.send_produce(topic, batch, p))
-                    if len(pending) == 5:
-                        assert conn.receive_produce(pending.pop(0)).error == 0
-                for correlation in pending:
-                    assert conn.receive_produce(correlation).error == 0
-        except BaseException as error:  # noqa: BLE001: raised below
-            failures.append(error)
+        with pair.connect() as conn:
+            pid, epoch = conn.init_producer_id()
+            pending = []
+            for n in range(300):
+                p = (me + n) % 8
+                batch = rb.build([b"%d:%d" % (me, n)], pid=pid, epoch=epoch, seq=n // 8)
+                pending.append(conn.send_produce(topic, batch, p))
+                if len(pending) == 5:
+                    assert conn.receive_produce(pending.pop(0)).error == 0
+            for correlation in pending:
+                assert conn.receive_produce(correlation).error == 0
 
-    threads = [threading.Thread(target=work, args=(me,)) for me in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    side_by_side([lambda me=me: work(me) for me in range(8)])
     seen = {me: [] for me in range(8)}
     for p in range(8):
         last = {}

@@ -11,7 +11,7 @@ import pytest
 
 from harness import batch as rb
 from harness import wire
-from harness.broker import MIB, Client, binary, fresh
+from harness.broker import MIB, Client, binary, fresh, killed_after
 from harness.mounts import small_ext4
 from harness.wait import until
 
@@ -182,8 +182,7 @@ def test_a_full_disk_refuses_produce_serves_fetch_and_heals(serve, tmp_path):
         ballast = mount / "ballast"
         ballast.write_bytes(os.urandom(MIB) * 150)
         broker = serve(data_dir=mount / "data")
-        client = Client(broker)
-        try:
+        with killed_after(broker) as client:
             topic, values_before = client.topic(), [b"a%d" % i for i in range(10)]
             for value in values_before:
                 client.put(topic, [value])
@@ -212,9 +211,6 @@ def test_a_full_disk_refuses_produce_serves_fetch_and_heals(serve, tmp_path):
             client.when_led(topic)
             assert client.values(topic, end=10) == values_before
             assert client.values(topic, start=healed.base_offset, end=healed.base_offset + 1) == [b"healed"]
-        finally:
-            client.forget()
-            broker.kill_9()
 
 
 @pytest.mark.alone

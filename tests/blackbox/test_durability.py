@@ -8,7 +8,7 @@ import time
 import pytest
 
 from harness import batch as rb
-from harness.broker import Client
+from harness.broker import killed_after
 from harness.mounts import frozen, small_ext4
 from harness.wire import Closed, Silent
 
@@ -57,6 +57,25 @@ def acked_enough(writers, each):
         time.sleep(0.005)
 
 
+def start_all(writers):
+    for writer in writers:
+        writer.start()
+    return writers
+
+
+def all_ended(writers, seconds):
+    """They end because the broker does, and none of them was refused anything."""
+    for writer in writers:
+        writer.join(seconds)
+        assert not writer.refused, writer.refused
+
+
+def come_back(broker, client, topic, partitions):
+    client.forget()
+    broker.start()
+    client.when_led(topic, partitions)
+
+
 def check(client, writers):
     """Every acknowledged record is there once, at the offset that was answered; each producer's records are in
     order."""
@@ -79,19 +98,13 @@ def test_every_acknowledged_record_survives_kill_9_once_and_in_order(broker, cli
     time."""
     chance, topic, writers = random.Random(3), client.topic(4), []
     for _ in range(5 if broker.io != "foreign" else 2):
-        now = [Writer(client, topic, partition=n % 4) for n in range(6)]
-        for writer in now:
-            writer.start()
+        now = start_all([Writer(client, topic, partition=n % 4) for n in range(6)])
         acked_enough(now, 20)
         time.sleep(chance.random() * 0.2)
         broker.kill_9()
-        for writer in now:
-            writer.join(30)
-            assert not writer.refused, writer.refused
+        all_ended(now, 30)
         writers += now
-        client.forget()
-        broker.start()
-        client.when_led(topic, 4)
+        come_back(broker, client, topic, 4)
         check(client, writers)
 
 
@@ -136,31 +149,25 @@ def test_what_a_reader_saw_is_there_after_kill_9(broker, client):
 def test_nothing_is_answered_or_visible_while_the_disk_holds_the_write(serve, tmp_path, acks):
     """Lost otherwise: acknowledged and seen records, at a power failure. The file system is frozen: no write
     completes."""
-    with small_ext4(tmp_path, 400) as mount:
-        broker = serve(data_dir=mount / "data")
-        client = Client(broker)
-        try:
-            topic = client.topic()
-            client.put(topic, [b"before"])
-            with client.connect() as writer, client.connect() as reader:
-                with frozen(mount):
-                    sent = [writer.send_produce(topic, rb.build([b"held %d" % i]), acks=acks) for i in range(3)]
-                    writer.assert_silent(1.5)
-                    got = reader.fetch(topic, 0, max_wait_ms=0, timeout=5)
-                    assert got.high_watermark == 1, "visible before it was durable"
-                    assert [r.value for b in rb.parse(got.records) for r in b.records()] == [b"before"]
-                    waiting = reader.send_fetch(topic, {0: 1}, max_wait_ms=20000)
-                    writer.assert_silent(0.3)
-                    reader.assert_silent(0.3)
-                for i, correlation in enumerate(sent):
-                    done = writer.receive_produce(correlation, timeout=20)
-                    assert (done.error, done.base_offset) == (0, 1 + i)
-                woken = rb.parse(reader.receive_fetch(waiting, timeout=20)[0].records)
-                assert woken[0].records()[0].value == b"held 0"
-            assert client.values(topic) == [b"before", b"held 0", b"held 1", b"held 2"]
-        finally:
-            client.forget()
-            broker.kill_9()
+    with small_ext4(tmp_path, 400) as mount, killed_after(serve(data_dir=mount / "data")) as client:
+        topic = client.topic()
+        client.put(topic, [b"before"])
+        with client.connect() as writer, client.connect() as reader:
+            with frozen(mount):
+                sent = [writer.send_produce(topic, rb.build([b"held %d" % i]), acks=acks) for i in range(3)]
+                writer.assert_silent(1.5)
+                got = reader.fetch(topic, 0, max_wait_ms=0, timeout=5)
+                assert got.high_watermark == 1, "visible before it was durable"
+                assert [r.value for b in rb.parse(got.records) for r in b.records()] == [b"before"]
+                waiting = reader.send_fetch(topic, {0: 1}, max_wait_ms=20000)
+                writer.assert_silent(0.3)
+                reader.assert_silent(0.3)
+            for i, correlation in enumerate(sent):
+                done = writer.receive_produce(correlation, timeout=20)
+                assert (done.error, done.base_offset) == (0, 1 + i)
+            woken = rb.parse(reader.receive_fetch(waiting, timeout=20)[0].records)
+            assert woken[0].records()[0].value == b"held 0"
+        assert client.values(topic) == [b"before", b"held 0", b"held 1", b"held 2"]
 
 
 def test_acks_0_gets_no_answer_and_is_appended(client):
@@ -200,21 +207,15 @@ def test_sigterm_ends_with_0_in_time_and_loses_nothing(broker, client):
     """Lost otherwise: acknowledged records, or ten seconds of every deployment."""
     topic, writers = client.topic(4), []
     for _ in range(3):
-        now = [Writer(client, topic, partition=n) for n in range(4)]
-        for writer in now:
-            writer.start()
+        now = start_all([Writer(client, topic, partition=n) for n in range(4)])
         acked_enough(now, 30)
         with client.connect() as idle, client.connect() as polling:
             idle.metadata()
             polling.send_fetch(topic, {0: 1 << 40}, max_wait_ms=60000, min_bytes=1 << 29)
             broker.stop()
-        for writer in now:
-            writer.join(20)
-            assert not writer.refused, writer.refused
+        all_ended(now, 20)
         writers += now
-        client.forget()
-        broker.start()
-        client.when_led(topic, 4)
+        come_back(broker, client, topic, 4)
         check(client, writers)
 
 

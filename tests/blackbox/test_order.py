@@ -8,28 +8,10 @@ import pytest
 
 from harness import batch as rb
 from harness import wire
-from harness.broker import Client
+from harness.broker import Client, killed_after
 from harness.mounts import frozen, small_ext4
+from harness.threads import side_by_side
 from harness.wire import Closed, Silent
-
-
-def side_by_side(jobs):
-    """Runs each job in a thread of its own and passes on the first failure."""
-    failures = []
-
-    def guarded(job):
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001: passed on below
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.both_io
@@ -182,61 +164,49 @@ def test_retries_while_the_disk_holds_the_originals_wait_for_them(serve, tmp_pat
     """Lost otherwise: exactly-once when a client is quicker than a disk: the file system is frozen, so the originals
     are
     in flight for sure when their retries arrive, on the same and on another connection."""
-    with small_ext4(tmp_path, 400) as mount:
-        broker = serve(data_dir=mount / "data")
-        client = Client(broker)
-        try:
-            topic = client.topic()
-            producer = Idempotent(client, topic)
-            producer.check(0, client.on().produce(topic, producer.batch(0)))
-            with client.connect() as first, client.connect() as second:
-                with frozen(mount):
-                    sent = [(first, b, producer.send(first, b)) for b in range(1, 6)]
-                    time.sleep(0.5)  # the originals have met the partition when the retries come
-                    sent += [(second, b, producer.send(second, b)) for b in (1, 3, 5)]
-                    sent += [(first, b, producer.send(first, b)) for b in (5, 1)]
-                    ahead = producer.send(second, 7)
-                    first.assert_silent(0.7)
-                    second.assert_silent(0.3)  # answers come in request order, so the refusal of 7 waits behind
-                for conn, b, correlation in sent:
-                    producer.check(b, conn.receive_produce(correlation, timeout=20))
-                assert second.receive_produce(ahead, timeout=20).error == wire.OUT_OF_ORDER
-                producer.check(6, first.produce(topic, producer.batch(6)))
-            assert client.values(topic) == [b"%d" % i for i in range(7 * producer.size)]
-        finally:
-            client.forget()
-            broker.kill_9()
+    with small_ext4(tmp_path, 400) as mount, killed_after(serve(data_dir=mount / "data")) as client:
+        topic = client.topic()
+        producer = Idempotent(client, topic)
+        producer.check(0, client.on().produce(topic, producer.batch(0)))
+        with client.connect() as first, client.connect() as second:
+            with frozen(mount):
+                sent = [(first, b, producer.send(first, b)) for b in range(1, 6)]
+                time.sleep(0.5)  # the originals have met the partition when the retries come
+                sent += [(second, b, producer.send(second, b)) for b in (1, 3, 5)]
+                sent += [(first, b, producer.send(first, b)) for b in (5, 1)]
+                ahead = producer.send(second, 7)
+                first.assert_silent(0.7)
+                second.assert_silent(0.3)  # answers come in request order, so the refusal of 7 waits behind
+            for conn, b, correlation in sent:
+                producer.check(b, conn.receive_produce(correlation, timeout=20))
+            assert second.receive_produce(ahead, timeout=20).error == wire.OUT_OF_ORDER
+            producer.check(6, first.produce(topic, producer.batch(6)))
+        assert client.values(topic) == [b"%d" % i for i in range(7 * producer.size)]
 
 
 @pytest.mark.both_io
 @pytest.mark.camus_only
 def test_a_produce_that_times_out_at_the_broker_may_commit_and_its_retry_has_the_first_offset(serve, tmp_path):
     """Lost otherwise: a double, when the broker itself says that the time is up (7): the batch is still on its way."""
-    with small_ext4(tmp_path, 400) as mount:
-        broker = serve(data_dir=mount / "data")
-        client = Client(broker)
-        try:
-            topic = client.topic()
-            producer = Idempotent(client, topic)
-            with client.connect() as first, client.connect() as second:
-                with frozen(mount):
-                    sent = first.send_produce(topic, producer.batch(0), timeout_ms=700)
-                    try:
-                        early = first.receive_produce(sent, timeout=6)
-                    except Silent:
-                        early = None  # to hold the answer until the truth is known is allowed too
-                    retry = producer.send(second, 0)
-                    second.assert_silent(0.5)
-                producer.check(0, second.receive_produce(retry, timeout=20))
-                if early is None:
-                    producer.check(0, first.receive_produce(sent, timeout=20))
-                else:
-                    assert (early.error, early.base_offset) == (wire.TIMED_OUT, -1), early
-            producer.check(1, client.on().produce(topic, producer.batch(1)))
-            assert client.values(topic) == [b"%d" % i for i in range(2 * producer.size)]
-        finally:
-            client.forget()
-            broker.kill_9()
+    with small_ext4(tmp_path, 400) as mount, killed_after(serve(data_dir=mount / "data")) as client:
+        topic = client.topic()
+        producer = Idempotent(client, topic)
+        with client.connect() as first, client.connect() as second:
+            with frozen(mount):
+                sent = first.send_produce(topic, producer.batch(0), timeout_ms=700)
+                try:
+                    early = first.receive_produce(sent, timeout=6)
+                except Silent:
+                    early = None  # to hold the answer until the truth is known is allowed too
+                retry = producer.send(second, 0)
+                second.assert_silent(0.5)
+            producer.check(0, second.receive_produce(retry, timeout=20))
+            if early is None:
+                producer.check(0, first.receive_produce(sent, timeout=20))
+            else:
+                assert (early.error, early.base_offset) == (wire.TIMED_OUT, -1), early
+        producer.check(1, client.on().produce(topic, producer.batch(1)))
+        assert client.values(topic) == [b"%d" % i for i in range(2 * producer.size)]
 
 
 def test_a_gap_is_refused_and_not_appended(client):

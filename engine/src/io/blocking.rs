@@ -15,7 +15,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The disk of one core. Lives on the core's thread, in its shell.
-pub(crate) type BlockingDisk = RealDisk<Helper<Transfer>>;
+pub(crate) type BlockingDisk = RealDisk<BlockingTransfers>;
+
+/// Its reads and writes.
+pub(crate) type BlockingTransfers = Helper<Transfer>;
 
 impl BlockingDisk {
     pub(crate) fn new(core: CoreId, dir: PathBuf, waker: Waker) -> BlockingDisk {
@@ -24,7 +27,7 @@ impl BlockingDisk {
     }
 }
 
-impl Transfers for Helper<Transfer> {
+impl Transfers for BlockingTransfers {
     fn start(&mut self, transfer: Transfer) -> io::Result<()> {
         self.submit(transfer)
     }

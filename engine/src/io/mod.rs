@@ -16,7 +16,7 @@ mod background;
 pub(crate) mod blocking;
 pub mod buf;
 pub(crate) mod files;
-mod real;
+pub(crate) mod real;
 pub mod sim;
 pub mod uring;
 mod volume;

@@ -10,22 +10,18 @@
 //! again, while it is above 0.
 //!
 //! **What keeps the `unsafe` here sound**: whatever the kernel was given stays where it is until its last completion.
-//! `Core` and `RecvBufs` are dropped only after [`Core::idle`]; on any other way out (an error, a panic of the driver)
+//! `Core` and `Inbox` are dropped only after [`Core::idle`]; on any other way out (an error, a panic of the driver)
 //! they are leaked, and the process is about to end.
 
 use super::core::{CoreConfig, RtError, RtUnavailable};
 use super::machine;
 use super::outgoing::Outgoing;
-use super::rng::Rng;
-use super::slots::Slots;
-use super::{Bell, CloseReason, ConnId, Driver, Event, ListenerId, Rt, Turn, Waker};
-use crate::io::Disk;
+use super::real::{self, Kernel, Local};
+use super::{CloseReason, ConnId, Driver, Event};
 use crate::io::buf::AlignedBuf;
-use crate::io::uring::{DISK_TAG, RingDisk, Submission, probe};
-use crate::limits::{BLOCK_BYTES, LISTENERS_MAX, SEND_PARTS_MAX};
-use crate::stats::CoreStats;
-use crate::types::{CoreId, Mono, WallMs};
-use bytes::Bytes;
+use crate::io::uring::{DISK_TAG, RingDisk, RingTransfers, Submission, probe};
+use crate::limits::{BLOCK_BYTES, SEND_PARTS_MAX};
+use crate::types::Mono;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 use socket2::{SockAddr, Socket};
 use std::collections::VecDeque;
@@ -33,12 +29,9 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-/// How long accepting rests after a failure: at once would spin, since what is missing is still missing.
-const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 /// A ring's memory is counted per user and given back late after a process ends: a restart has to wait for it.
 const SETUP_TRIES: u32 = 6;
 const SETUP_PAUSE: Duration = Duration::from_millis(500);
@@ -78,7 +71,7 @@ impl Op {
 /// The ring is up, on the thread that will run it: it takes submissions from its maker only.
 pub(super) struct UringShell {
     core: ManuallyDrop<Core>,
-    recv: ManuallyDrop<RecvBufs>,
+    inbox: ManuallyDrop<Inbox>,
 }
 
 impl UringShell {
@@ -102,35 +95,25 @@ impl UringShell {
             config.stats.clone(),
             &ring.submitter(),
         );
-        let core = Core {
-            id: config.core,
+        let kernel = Ring {
             ring,
             backlog: VecDeque::new(),
-            disk,
-            conns: Slots::new(),
-            accepted: 0,
-            conns_max: config.conns_max,
-            listeners: vec![],
-            dirty: vec![],
-            local: VecDeque::new(),
             spare: vec![],
-            bell: config.bell.clone(),
             wake_buf: Box::new(0),
             wake_armed: false,
             wake_cancelling: false,
             wake_over: false,
-            rng: machine::seeded(),
-            stats: config.stats.clone(),
         };
-        Ok(UringShell { core: ManuallyDrop::new(core), recv: ManuallyDrop::new(recv) })
+        let (core, inbox) = (Core::new(config, kernel, disk), Inbox { recv, done: vec![] });
+        Ok(UringShell { core: ManuallyDrop::new(core), inbox: ManuallyDrop::new(inbox) })
     }
 
     pub(super) fn run<D: Driver>(mut self, driver: &mut D) -> Result<(), RtError> {
-        self.core.run(&mut self.recv, driver)?;
+        self.core.run(&mut self.inbox, driver)?;
         assert!(self.core.idle(), "the loop ended with operations in the kernel");
         // In this order: the ring goes before the memory that it was given.
         drop(ManuallyDrop::into_inner(self.core));
-        drop(ManuallyDrop::into_inner(self.recv));
+        drop(ManuallyDrop::into_inner(self.inbox));
         Ok(())
     }
 }
@@ -240,54 +223,28 @@ impl RecvBufs {
     }
 }
 
-struct Listener {
-    socket: Socket,
+/// Where bytes are received, and the completions that are looked at.
+struct Inbox {
+    recv: RecvBufs,
+    done: Vec<cqueue::Entry>,
+}
+
+struct ListenerState {
     open: bool,
     armed: bool,
     cancelling: bool,
     ops: u8,
-    /// Not before this.
-    rest_until: Option<Mono>,
 }
 
-struct Conn {
-    socket: Socket,
-    accepted: bool,
-    connecting: bool,
+#[derive(Default)]
+struct ConnState {
     /// Where a connect goes: the kernel reads it.
     peer: Option<Box<SockAddr>>,
-    /// What the driver wants.
-    want_bytes: bool,
     /// A receive is with the kernel.
     receiving: bool,
     cancelling: bool,
-    sending: Option<Box<Sending>>,
-    closing: Option<CloseReason>,
     /// Operations that the kernel holds.
     ops: u8,
-    /// In `Core::dirty`.
-    dirty: bool,
-    /// Its descriptor is closed; `Closed` is waiting in `Core::local`.
-    gone: bool,
-}
-
-impl Conn {
-    fn new(socket: Socket) -> Conn {
-        Conn {
-            socket,
-            accepted: false,
-            connecting: false,
-            peer: None,
-            want_bytes: true,
-            receiving: false,
-            cancelling: false,
-            sending: None,
-            closing: None,
-            ops: 0,
-            dirty: false,
-            gone: false,
-        }
-    }
 }
 
 /// A `send` in progress, boxed: the kernel reads `header` and `parts` when the operation is submitted.
@@ -316,115 +273,159 @@ impl Sending {
     }
 }
 
-/// What was decided here rather than by the kernel, and is to be told to the driver.
-enum Local {
-    Sent(ConnId),
-    Closed(ConnId),
-}
-
-/// Everything of a core but its driver and its receive buffers. Is the [`Rt`] that the driver sees.
-struct Core {
-    id: CoreId,
+/// The kernel's side of a core: its ring, and what waits for it. Lives on the core's thread.
+struct Ring {
     ring: IoUring,
     /// What the submission queue had no room for, in order.
     backlog: VecDeque<Submission>,
-    disk: RingDisk,
-    conns: Slots<Conn>,
-    /// Of them, the accepted ones.
-    accepted: usize,
-    conns_max: usize,
-    listeners: Vec<Option<Listener>>,
-    /// Slots whose operations may not be what is wanted.
-    dirty: Vec<u32>,
-    local: VecDeque<Local>,
     /// To be used again.
     #[allow(clippy::vec_box, reason = "they move in and out of connections, and the kernel knows their addresses")]
     spare: Vec<Box<Sending>>,
-    bell: Bell,
     wake_buf: Box<u64>,
     wake_armed: bool,
     wake_cancelling: bool,
     /// Not to be armed again.
     wake_over: bool,
-    rng: Rng,
-    stats: Arc<CoreStats>,
+}
+
+type Core = real::Core<Ring>;
+type Listener = real::Listener<Ring>;
+type Conn = real::Conn<Ring>;
+
+impl Kernel for Ring {
+    type Transfers = RingTransfers;
+    type Listener = ListenerState;
+    type Conn = ConnState;
+    type Sending = Box<Sending>;
+    type Inbox = Inbox;
+
+    fn settle(core: &mut Core) -> Result<(), RtError> {
+        if !core.kernel.wake_armed && !core.kernel.wake_over {
+            core.arm_wake();
+        }
+        core.settle_listeners();
+        core.settle_conns();
+        Ok(())
+    }
+
+    fn wait(core: &mut Core, inbox: &mut Inbox, until: Option<Mono>) -> Result<(), RtError> {
+        inbox.recv.publish();
+        let all_queued = core.fill_queue()?;
+        let timeout = core.timeout(until);
+        let ring = &mut core.kernel.ring;
+        let at_hand = !all_queued
+            || !core.local.is_empty()
+            || core.disk.has_done()
+            || timeout.is_some_and(|timeout| timeout.is_zero())
+            || ring.submission().cq_overflow()
+            || !ring.completion().is_empty();
+        let want = usize::from(!at_hand && core.bell.parking().sleep());
+        core.enter(want, timeout.filter(|_| want > 0)).map(|_| ())
+    }
+
+    fn completions<D: Driver>(core: &mut Core, inbox: &mut Inbox, driver: &mut D) -> Result<u64, RtError> {
+        let Inbox { recv, done } = inbox;
+        done.extend(core.kernel.ring.completion());
+        let events = done.len() as u64;
+        for entry in done.drain(..) {
+            core.completed(recv, driver, entry.user_data(), entry.result(), entry.flags());
+        }
+        Ok(events)
+    }
+
+    fn listen(&mut self, socket: Socket, _slot: usize) -> io::Result<Listener> {
+        Ok(Listener::new(socket, ListenerState { open: true, armed: false, cancelling: false, ops: 0 }))
+    }
+
+    fn stop_listening(core: &mut Core, slot: usize) {
+        if let Some(Some(listener)) = core.listeners.get_mut(slot) {
+            listener.own.open = false;
+        }
+    }
+
+    fn connect(core: &mut Core, socket: Socket, addr: SocketAddr) -> io::Result<ConnId> {
+        let peer = Box::new(SockAddr::from(addr));
+        let fd = types::Fd(socket.as_raw_fd());
+        let entry = opcode::Connect::new(fd, peer.as_ptr().cast(), peer.len()).build();
+        let own = ConnState { peer: Some(peer), ops: 1, ..ConnState::default() };
+        let id = core.conns.insert(Conn { connecting: true, ..Conn::new(socket, own) });
+        core.kernel.push(entry.user_data(Op::Connect.tag(id.slot)));
+        Ok(id)
+    }
+
+    fn sending(&mut self, out: Outgoing) -> Box<Sending> {
+        match self.spare.pop() {
+            Some(mut spare) => {
+                spare.out = out;
+                spare
+            }
+            None => Sending::new(out),
+        }
+    }
+
+    fn send(core: &mut Core, id: ConnId) {
+        let conn = core.conns.get(id).expect("checked by the caller");
+        let sending = conn.sending.as_mut().expect("checked by the caller");
+        conn.own.ops += 1;
+        let entry = sending.entry(conn.socket.as_raw_fd()).user_data(Op::Send.tag(id.slot));
+        core.kernel.push(entry);
+    }
+
+    fn sent(&mut self, sending: Option<Box<Sending>>) {
+        self.spare.extend(sending);
+        self.spare.truncate(SPARE_SENDS_MAX);
+    }
+
+    /// What the kernel holds of it ends soon.
+    fn closing(conn: &mut Conn) {
+        if !conn.connecting {
+            // An error says that it is down already.
+            let _ = conn.socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn holds(conn: &Conn) -> u8 {
+        conn.own.ops
+    }
+
+    fn is_over(core: &mut Core) -> bool {
+        let idle = core.idle();
+        if !idle {
+            core.kernel.cancel_wake();
+        }
+        idle
+    }
+}
+
+impl Ring {
+    fn push(&mut self, entry: squeue::Entry) {
+        self.backlog.push_back(Submission::One(entry));
+    }
+
+    fn cancel_wake(&mut self) {
+        self.wake_over = true;
+        if self.wake_armed && !self.wake_cancelling {
+            self.wake_cancelling = true;
+            self.push(opcode::AsyncCancel::new(Op::Wake.tag(0)).build().user_data(Op::WakeCancel.tag(0)));
+        }
+    }
 }
 
 impl Core {
-    fn run<D: Driver>(&mut self, recv: &mut RecvBufs, driver: &mut D) -> Result<(), RtError> {
-        let mut done: Vec<cqueue::Entry> = vec![];
-        driver.start(self);
-        let mut turn = Turn::Again;
-        while turn != Turn::Stop {
-            let until = match turn {
-                Turn::Wait { until } => until,
-                Turn::Again | Turn::Stop => Some(Mono(0)),
-            };
-            self.settle();
-            self.wait(recv, until)?;
-            let began = machine::mono();
-            let events = self.events(recv, driver, &mut done);
-            turn = driver.turn_end(self);
-            self.stats.turns.turn(machine::mono().0.saturating_sub(began.0), events);
-        }
-        self.wind_up(recv, driver, &mut done)
-    }
-
-    /// After the driver's last turn: every operation ends before the loop does. Its ends are still reported.
-    fn wind_up<D: Driver>(
-        &mut self,
-        recv: &mut RecvBufs,
-        driver: &mut D,
-        done: &mut Vec<cqueue::Entry>,
-    ) -> Result<(), RtError> {
-        self.disk.stop();
-        loop {
-            // Each time anew: the driver may have asked for more.
-            self.listeners.iter_mut().flatten().for_each(|listener| listener.open = false);
-            for id in self.conns.ids() {
-                self.begin_close(id, CloseReason::Asked);
-            }
-            self.settle();
-            // The bell is the last to go: the disk's helper rings it.
-            if self.conns.len() == 0
-                && self.disk.outstanding() == 0
-                && self.listeners.iter().all(Option::is_none)
-                && self.local.is_empty()
-            {
-                if self.idle() {
-                    return Ok(());
-                }
-                self.cancel_wake();
-            }
-            self.wait(recv, None)?;
-            self.events(recv, driver, done);
-        }
-    }
-
     /// Nothing of ours is with the kernel or with a helper.
     fn idle(&self) -> bool {
-        let listening = self.listeners.iter().any(Option::is_some);
-        let waking = self.wake_armed || self.wake_cancelling;
-        self.conns.len() == 0 && self.backlog.is_empty() && self.disk.outstanding() == 0 && !listening && !waking
-    }
-
-    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> RtError + use<> {
-        let core = self.id;
-        move |error| RtError::Loop { core, what, error }
-    }
-
-    fn push(&mut self, entry: squeue::Entry) {
-        self.backlog.push_back(Submission::One(entry));
+        let waking = self.kernel.wake_armed || self.kernel.wake_cancelling;
+        self.is_empty() && self.kernel.backlog.is_empty() && !waking
     }
 
     /// Moves what is to be submitted into the submission queue, submitting as often as it is full. False: the kernel
     /// takes no more before completions are taken from it.
     fn fill_queue(&mut self) -> Result<bool, RtError> {
-        self.disk.issue(&self.ring.submitter(), |submission| self.backlog.push_back(submission));
+        self.disk.issue(&self.kernel.ring.submitter(), |submission| self.kernel.backlog.push_back(submission));
         loop {
             {
-                let mut queue = self.ring.submission();
-                while let Some(next) = self.backlog.front() {
+                let mut queue = self.kernel.ring.submission();
+                while let Some(next) = self.kernel.backlog.front() {
                     // SAFETY: everything that an entry names outlives it: receive buffers, the bell's buffer and
                     // whatever a connection or the disk holds for an operation stay in place until its completion is
                     // seen, and all of that is leaked rather than dropped when the loop ends otherwise (top of this
@@ -438,10 +439,10 @@ impl Core {
                     if pushed.is_err() {
                         break;
                     }
-                    self.backlog.pop_front();
+                    self.kernel.backlog.pop_front();
                 }
             }
-            if self.backlog.is_empty() {
+            if self.kernel.backlog.is_empty() {
                 return Ok(true);
             }
             self.stats.turns.submissions_full.fetch_add(1, Ordering::Relaxed);
@@ -455,7 +456,7 @@ impl Core {
     /// submitted, though there was something to submit.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<bool, RtError> {
         let (queued, flagged, overflow) = {
-            let queue = self.ring.submission();
+            let queue = self.kernel.ring.submission();
             (queue.len(), queue.taskrun() || queue.cq_overflow(), queue.cq_overflow())
         };
         if overflow {
@@ -470,9 +471,9 @@ impl Core {
             args = args.timespec(timespec);
         }
         // A core that waits for work is idle, not waiting for the disk, whatever the accounting says since 6.5.
-        let no_iowait = want > 0 && self.ring.params().is_feature_no_iowait();
+        let no_iowait = want > 0 && self.kernel.ring.params().is_feature_no_iowait();
         let flags = if no_iowait { EnterFlags::NO_IOWAIT } else { EnterFlags::empty() };
-        match self.ring.submitter().submit_with_args_and_flags(want, &args, flags) {
+        match self.kernel.ring.submitter().submit_with_args_and_flags(want, &args, flags) {
             Ok(taken) => {
                 if taken < queued {
                     // Short of memory in the middle: a link may have been cut there.
@@ -487,72 +488,19 @@ impl Core {
         }
     }
 
-    /// Submits everything and waits for a completion, a wake-up, or the time `until`.
-    fn wait(&mut self, recv: &mut RecvBufs, until: Option<Mono>) -> Result<(), RtError> {
-        recv.publish();
-        let all_queued = self.fill_queue()?;
-        let rest = self.listeners.iter().flatten().filter_map(|listener| listener.rest_until).min();
-        let timeout = until.into_iter().chain(rest).min().map(|until| until.since(machine::mono()));
-        let at_hand = !all_queued
-            || !self.local.is_empty()
-            || self.disk.has_done()
-            || timeout.is_some_and(|timeout| timeout.is_zero())
-            || self.ring.submission().cq_overflow()
-            || !self.ring.completion().is_empty();
-        let want = usize::from(!at_hand && self.bell.parking().sleep());
-        self.enter(want, timeout.filter(|_| want > 0)).map(|_| ())
-    }
-
-    /// Reports what happened; returns how much it was.
-    fn events<D: Driver>(&mut self, recv: &mut RecvBufs, driver: &mut D, done: &mut Vec<cqueue::Entry>) -> u64 {
-        let mut events = 0;
-        if self.bell.parking().awake() {
-            driver.event(self, Event::Woken);
-            events += 1;
-        }
-        done.extend(self.ring.completion());
-        for entry in done.drain(..) {
-            events += 1;
-            self.completed(recv, driver, entry.user_data(), entry.result(), entry.flags());
-        }
-        self.settle();
-        // Only what is there now: what these events lead to belongs to the next turn.
-        for _ in 0..self.local.len() {
-            let Some(local) = self.local.pop_front() else { break };
-            events += 1;
-            match local {
-                Local::Sent(id) => self.report_sent(driver, id),
-                Local::Closed(id) => {
-                    let conn = self.conns.remove(id).expect("closed once");
-                    assert_eq!(conn.ops, 0, "{id:?} is closed with operations in the kernel");
-                    self.accepted -= usize::from(conn.accepted);
-                    let why = conn.closing.expect("only what is closing gets closed");
-                    drop(conn);
-                    driver.event(self, Event::Closed { conn: id, why });
-                }
-            }
-        }
-        for _ in 0..self.disk.outstanding() {
-            let Some(done) = self.disk.next_done() else { break };
-            events += 1;
-            driver.event(self, Event::Disk(done));
-        }
-        events
-    }
-
     fn completed<D: Driver>(&mut self, recv: &mut RecvBufs, driver: &mut D, data: u64, result: i32, flags: u32) {
         if data & DISK_TAG != 0 {
             return self.disk.completed(data & !DISK_TAG, result);
         }
         let (op, slot) = Op::untag(data);
         match op {
-            Op::Wake => self.wake_armed = false,
-            Op::WakeCancel => self.wake_cancelling = false,
+            Op::Wake => self.kernel.wake_armed = false,
+            Op::WakeCancel => self.kernel.wake_cancelling = false,
             Op::Accept => self.accept_completed(driver, slot, result, cqueue::more(flags)),
             Op::AcceptCancel => {
                 let listener = self.listeners[slot as usize].as_mut().expect("a listener stays while ops > 0");
-                listener.cancelling = false;
-                listener.ops -= 1;
+                listener.own.cancelling = false;
+                listener.own.ops -= 1;
             }
             Op::Receive => {
                 let (id, conn) = self.conns.at(slot).expect("a connection stays while ops > 0");
@@ -571,8 +519,8 @@ impl Core {
                 }
                 if !cqueue::more(flags) {
                     let conn = self.conns.get(id).expect("a connection stays while ops > 0");
-                    conn.receiving = false;
-                    conn.ops -= 1;
+                    conn.own.receiving = false;
+                    conn.own.ops -= 1;
                     match result {
                         0 => self.begin_close(id, CloseReason::Peer),
                         // Paused, out of buffers (they are given back in this turn), interrupted: armed anew if wanted.
@@ -587,9 +535,9 @@ impl Core {
                 // A multishot receive that is just being queued again is not found (ENOENT). Its pause is complete when
                 // its own last completion comes; until then `settle` cancels again.
                 let (id, conn) = self.conns.at(slot).expect("a connection stays while ops > 0");
-                conn.cancelling = false;
-                conn.ops -= 1;
-                if conn.receiving && result == -libc::ENOENT {
+                conn.own.cancelling = false;
+                conn.own.ops -= 1;
+                if conn.own.receiving && result == -libc::ENOENT {
                     self.stats.turns.pauses_repeated.fetch_add(1, Ordering::Relaxed);
                 }
                 self.mark_dirty(id);
@@ -597,8 +545,8 @@ impl Core {
             Op::Connect => {
                 let (id, conn) = self.conns.at(slot).expect("a connection stays while ops > 0");
                 conn.connecting = false;
-                conn.peer = None;
-                conn.ops -= 1;
+                conn.own.peer = None;
+                conn.own.ops -= 1;
                 let open = conn.closing.is_none();
                 self.mark_dirty(id);
                 match result {
@@ -611,17 +559,16 @@ impl Core {
     }
 
     fn accept_completed<D: Driver>(&mut self, driver: &mut D, slot: u32, result: i32, more: bool) {
-        let full = self.accepted >= self.conns_max;
+        let full = self.is_full();
         let listener = self.listeners[slot as usize].as_mut().expect("a listener stays while ops > 0");
         if !more {
-            listener.armed = false;
-            listener.ops -= 1;
+            listener.own.armed = false;
+            listener.own.ops -= 1;
         }
-        let open = listener.open;
+        let open = listener.own.open;
         if result < 0 {
             if ![libc::ECANCELED, libc::ECONNABORTED, libc::EINTR].contains(&-result) {
-                listener.rest_until = Some(machine::mono() + ACCEPT_RETRY);
-                self.stats.turns.accept_failures.fetch_add(1, Ordering::Relaxed);
+                self.accept_failed(slot as usize);
             }
             return;
         }
@@ -631,18 +578,13 @@ impl Core {
             self.stats.turns.conns_refused.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        // It may be gone already: then nobody needs to know of it.
         let peer = socket.peer_addr().and_then(|peer| machine::address(&peer));
-        let Ok(peer) = machine::prepare(&socket).and(peer) else { return };
-        let id = self.conns.insert(Conn { accepted: true, ..Conn::new(socket) });
-        self.accepted += 1;
-        self.mark_dirty(id);
-        driver.event(self, Event::Accepted { listener: ListenerId(slot as u16), conn: id, peer });
+        self.report_accepted(driver, slot as usize, Conn::new(socket, ConnState::default()), peer);
     }
 
     fn send_completed<D: Driver>(&mut self, driver: &mut D, slot: u32, result: i32) {
         let (id, conn) = self.conns.at(slot).expect("a connection stays while ops > 0");
-        conn.ops -= 1;
+        conn.own.ops -= 1;
         if conn.closing.is_some() {
             return self.mark_dirty(id);
         }
@@ -652,212 +594,74 @@ impl Core {
             Err(_) if [libc::EINTR, libc::EAGAIN].contains(&-result) => {}
             Err(_) => return self.begin_close(id, CloseReason::Error(-result)),
         }
-        if sending.out.is_done() { self.report_sent(driver, id) } else { self.arm_send(id) }
-    }
-
-    fn report_sent<D: Driver>(&mut self, driver: &mut D, id: ConnId) {
-        if let Some(conn) = self.conns.get(id)
-            && conn.closing.is_none()
-        {
-            self.spare.extend(conn.sending.take());
-            self.spare.truncate(SPARE_SENDS_MAX);
-            driver.event(self, Event::Sent { conn: id });
-        }
-    }
-
-    fn arm_send(&mut self, id: ConnId) {
-        let conn = self.conns.get(id).expect("checked by the caller");
-        let sending = conn.sending.as_mut().expect("checked by the caller");
-        conn.ops += 1;
-        let entry = sending.entry(conn.socket.as_raw_fd()).user_data(Op::Send.tag(id.slot));
-        self.push(entry);
+        if sending.out.is_done() { self.report_sent(driver, id) } else { Ring::send(self, id) }
     }
 
     fn arm_wake(&mut self) {
-        let entry =
-            opcode::Read::new(types::Fd(self.bell.fd().as_raw_fd()), (&raw mut *self.wake_buf).cast(), 8).build();
-        self.push(entry.user_data(Op::Wake.tag(0)));
-        self.wake_armed = true;
+        let (fd, into) = (types::Fd(self.bell.fd().as_raw_fd()), &raw mut *self.kernel.wake_buf);
+        let entry = opcode::Read::new(fd, into.cast(), 8).build();
+        self.kernel.push(entry.user_data(Op::Wake.tag(0)));
+        self.kernel.wake_armed = true;
     }
 
-    fn cancel_wake(&mut self) {
-        self.wake_over = true;
-        if self.wake_armed && !self.wake_cancelling {
-            self.wake_cancelling = true;
-            self.push(opcode::AsyncCancel::new(Op::Wake.tag(0)).build().user_data(Op::WakeCancel.tag(0)));
-        }
-    }
-
-    fn mark_dirty(&mut self, id: ConnId) {
-        if let Some(conn) = self.conns.get(id)
-            && !conn.dirty
-        {
-            conn.dirty = true;
-            self.dirty.push(id.slot);
-        }
-    }
-
-    /// Starts a close; the first reason counts. What the kernel holds ends by itself soon after the shutdown.
-    fn begin_close(&mut self, id: ConnId, why: CloseReason) {
-        let Some(conn) = self.conns.get(id) else { return };
-        if conn.closing.is_none() {
-            conn.closing = Some(why);
-            if !conn.connecting {
-                // An error says that it is down already.
-                let _ = conn.socket.shutdown(Shutdown::Both);
-            }
-        }
-        self.mark_dirty(id);
-    }
-
-    /// Brings the operations of listeners and changed connections in line with what is wanted now.
-    fn settle(&mut self) {
-        if !self.wake_armed && !self.wake_over {
-            self.arm_wake();
-        }
-        self.settle_listeners();
+    fn settle_conns(&mut self) {
         while let Some(slot) = self.dirty.pop() {
             let Some((id, conn)) = self.conns.at(slot) else { continue };
             conn.dirty = false;
             let fd = types::Fd(conn.socket.as_raw_fd());
-            if conn.closing.is_some() && conn.ops == 0 {
+            if conn.closing.is_some() && conn.own.ops == 0 {
                 if !conn.gone {
                     conn.gone = true;
                     self.local.push_back(Local::Closed(id));
                 }
                 continue;
             }
-            let idle = !conn.receiving && !conn.connecting;
+            let idle = !conn.own.receiving && !conn.connecting;
             let wanted = conn.closing.is_none() && (conn.want_bytes || conn.connecting);
             if wanted && idle {
-                conn.receiving = true;
-                conn.ops += 1;
+                conn.own.receiving = true;
+                conn.own.ops += 1;
                 let entry = opcode::RecvMulti::new(fd, BUF_GROUP).build();
-                self.backlog.push_back(Submission::One(entry.user_data(Op::Receive.tag(slot))));
-            } else if !wanted && !idle && !conn.cancelling {
+                self.kernel.push(entry.user_data(Op::Receive.tag(slot)));
+            } else if !wanted && !idle && !conn.own.cancelling {
                 let op = if conn.connecting { Op::Connect } else { Op::Receive };
-                conn.cancelling = true;
-                conn.ops += 1;
+                conn.own.cancelling = true;
+                conn.own.ops += 1;
                 let entry = opcode::AsyncCancel::new(op.tag(slot)).build();
-                self.backlog.push_back(Submission::One(entry.user_data(Op::Cancel.tag(slot))));
+                self.kernel.push(entry.user_data(Op::Cancel.tag(slot)));
             }
         }
     }
 
     fn settle_listeners(&mut self) {
-        let full = self.accepted >= self.conns_max;
+        let full = self.is_full();
         for (slot, entry) in self.listeners.iter_mut().enumerate() {
             let Some(listener) = entry else { continue };
             let slot = slot as u32;
-            if listener.rest_until.is_some_and(|until| until <= machine::mono()) {
-                listener.rest_until = None;
-            }
-            let wanted = listener.open && !full && listener.rest_until.is_none();
-            if wanted && !listener.armed {
-                listener.armed = true;
-                listener.ops += 1;
+            let wanted = !listener.rests() && listener.own.open && !full;
+            if wanted && !listener.own.armed {
+                listener.own.armed = true;
+                listener.own.ops += 1;
                 let fd = types::Fd(listener.socket.as_raw_fd());
                 let entry = opcode::AcceptMulti::new(fd).flags(libc::SOCK_CLOEXEC).build();
-                self.backlog.push_back(Submission::One(entry.user_data(Op::Accept.tag(slot))));
-            } else if !wanted && listener.armed && !listener.cancelling {
-                listener.cancelling = true;
-                listener.ops += 1;
+                self.kernel.push(entry.user_data(Op::Accept.tag(slot)));
+            } else if !wanted && listener.own.armed && !listener.own.cancelling {
+                listener.own.cancelling = true;
+                listener.own.ops += 1;
                 let entry = opcode::AsyncCancel::new(Op::Accept.tag(slot)).build();
-                self.backlog.push_back(Submission::One(entry.user_data(Op::AcceptCancel.tag(slot))));
-            } else if !listener.open && listener.ops == 0 {
+                self.kernel.push(entry.user_data(Op::AcceptCancel.tag(slot)));
+            } else if !listener.own.open && listener.own.ops == 0 {
                 *entry = None;
             }
         }
     }
 }
 
-impl Rt for Core {
-    fn now(&self) -> Mono {
-        machine::mono()
-    }
-
-    fn wall(&self) -> WallMs {
-        machine::wall()
-    }
-
-    fn random(&mut self) -> u64 {
-        self.rng.u64()
-    }
-
-    fn listen(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        if self.listeners.len() >= LISTENERS_MAX {
-            return Err(io::Error::other(format!("a core has at most {LISTENERS_MAX} listeners")));
-        }
-        let (socket, addr) = machine::listener(addr)?;
-        let listener = Listener { socket, open: true, armed: false, cancelling: false, ops: 0, rest_until: None };
-        self.listeners.push(Some(listener));
-        Ok((ListenerId(self.listeners.len() as u16 - 1), addr))
-    }
-
-    fn stop_listening(&mut self, listener: ListenerId) {
-        if let Some(Some(listener)) = self.listeners.get_mut(usize::from(listener.0)) {
-            listener.open = false;
-        }
-    }
-
-    fn connect(&mut self, addr: SocketAddr) -> io::Result<ConnId> {
-        let peer = Box::new(SockAddr::from(addr));
-        let conn = Conn::new(machine::outgoing(addr)?);
-        let fd = types::Fd(conn.socket.as_raw_fd());
-        let entry = opcode::Connect::new(fd, peer.as_ptr().cast(), peer.len()).build();
-        let id = self.conns.insert(Conn { connecting: true, peer: Some(peer), ops: 1, ..conn });
-        self.push(entry.user_data(Op::Connect.tag(id.slot)));
-        Ok(id)
-    }
-
-    fn set_receiving(&mut self, conn: ConnId, on: bool) {
-        if let Some(state) = self.conns.get(conn)
-            && state.want_bytes != on
-        {
-            state.want_bytes = on;
-            self.mark_dirty(conn);
-        }
-    }
-
-    fn send(&mut self, conn: ConnId, parts: Vec<Bytes>) {
-        let Some(state) = self.conns.get(conn) else { return };
-        if state.closing.is_some() {
-            return;
-        }
-        assert!(state.sending.is_none() && !state.connecting, "{conn:?} can not send now");
-        let out = Outgoing::new(parts);
-        let empty = out.is_done();
-        let sending = match self.spare.pop() {
-            Some(mut spare) => {
-                spare.out = out;
-                spare
-            }
-            None => Sending::new(out),
-        };
-        state.sending = Some(sending);
-        if empty {
-            self.local.push_back(Local::Sent(conn));
-        } else {
-            self.arm_send(conn);
-        }
-    }
-
-    fn close(&mut self, conn: ConnId) {
-        self.begin_close(conn, CloseReason::Asked);
-    }
-
-    fn disk(&mut self) -> &mut dyn Disk {
-        &mut self.disk
-    }
-
-    fn waker(&self) -> Waker {
-        self.bell.waker()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::{Bell, Rt, Turn};
     use super::*;
+    use crate::types::CoreId;
 
     /// Keeps what it was told.
     #[derive(Default)]
@@ -875,7 +679,7 @@ mod tests {
 
     /// Plays the kernel: what is asked of it, by kind.
     fn asked(core: &mut Core) -> Vec<Op> {
-        let entries = core.backlog.drain(..).map(|submission| match submission {
+        let entries = core.kernel.backlog.drain(..).map(|submission| match submission {
             Submission::One(entry) => Op::untag(entry.get_user_data()).0,
             Submission::Linked(..) => panic!("only the disk links"),
         });
@@ -888,39 +692,39 @@ mod tests {
     fn a_pause_that_did_not_find_its_receive_is_asked_for_again_until_it_ends() {
         let dir = tempfile::tempdir().expect("a directory");
         let config = CoreConfig::new(CoreId(0), dir.path().to_owned(), Bell::new().expect("a descriptor"));
-        let UringShell { core, recv } = UringShell::new(&config).expect("a ring");
+        let UringShell { core, inbox } = UringShell::new(&config).expect("a ring");
         // Nothing is ever submitted to the ring, so both may be dropped.
-        let (mut core, mut recv) = (ManuallyDrop::into_inner(core), ManuallyDrop::into_inner(recv));
+        let (mut core, mut inbox) = (ManuallyDrop::into_inner(core), ManuallyDrop::into_inner(inbox));
         let mut driver = Told::default();
         let (socket, _peer) = Socket::pair(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("sockets");
-        let conn = core.conns.insert(Conn::new(socket));
+        let conn = core.conns.insert(Conn::new(socket, ConnState::default()));
         core.mark_dirty(conn);
-        core.settle();
+        Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [Op::Receive]);
         core.set_receiving(conn, false);
-        core.settle();
-        core.settle();
+        Ring::settle(&mut core).expect("nothing can fail");
+        Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [Op::Cancel], "once, while there is no answer");
-        core.completed(&mut recv, &mut driver, Op::Cancel.tag(conn.slot), -libc::ENOENT, 0);
-        core.settle();
+        core.completed(&mut inbox.recv, &mut driver, Op::Cancel.tag(conn.slot), -libc::ENOENT, 0);
+        Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [Op::Cancel]);
         // Its answer comes before the receive's end: the pause is complete with the latter only.
-        core.completed(&mut recv, &mut driver, Op::Cancel.tag(conn.slot), 0, 0);
+        core.completed(&mut inbox.recv, &mut driver, Op::Cancel.tag(conn.slot), 0, 0);
         core.set_receiving(conn, true);
-        core.settle();
+        Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [], "it is still armed, as far as one knows");
-        core.completed(&mut recv, &mut driver, Op::Receive.tag(conn.slot), -libc::ECANCELED, 0);
-        core.settle();
+        core.completed(&mut inbox.recv, &mut driver, Op::Receive.tag(conn.slot), -libc::ECANCELED, 0);
+        Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [Op::Receive], "and armed anew, since it is wanted");
         // A close waits for everything that the kernel holds.
         core.close(conn);
-        core.settle();
+        Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [Op::Cancel]);
-        core.completed(&mut recv, &mut driver, Op::Receive.tag(conn.slot), 0, 0);
-        core.settle();
+        core.completed(&mut inbox.recv, &mut driver, Op::Receive.tag(conn.slot), 0, 0);
+        Ring::settle(&mut core).expect("nothing can fail");
         assert!(core.local.is_empty() && core.conns.get(conn).is_some(), "the cancel has not ended");
-        core.completed(&mut recv, &mut driver, Op::Cancel.tag(conn.slot), -libc::ENOENT, 0);
-        core.settle();
+        core.completed(&mut inbox.recv, &mut driver, Op::Cancel.tag(conn.slot), -libc::ENOENT, 0);
+        Ring::settle(&mut core).expect("nothing can fail");
         assert!(matches!(core.local.pop_front(), Some(Local::Closed(id)) if id == conn));
         assert_eq!(driver.0, Vec::<String>::new());
         drop(core);

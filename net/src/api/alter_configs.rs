@@ -10,16 +10,17 @@ use kafka_protocol::messages::alter_configs_response::{AlterConfigsResourceRespo
 use kafka_protocol::protocol::StrBytes;
 use std::collections::BTreeMap;
 
-struct Asked {
-    resources: Vec<Resource<Set>>,
+/// What a request wants to change.
+pub(super) struct Asked<Change> {
+    resources: Vec<Resource<Change>>,
     validate_only: bool,
 }
 
-/// What a request wants to change: of this type and name, in these ways.
-pub(super) struct Resource<Change> {
-    pub kind: i8,
-    pub name: StrBytes,
-    pub changes: Vec<Change>,
+/// Of this type and name, in these ways.
+struct Resource<Change> {
+    kind: i8,
+    name: StrBytes,
+    changes: Vec<Change>,
 }
 
 struct Set {
@@ -27,12 +28,15 @@ struct Set {
     value: Option<StrBytes>,
 }
 
-fn read(request: &Request) -> Result<Asked, Malformed> {
-    let mut r = Reader::new(&request.body, request.version >= 2);
+/// Each change takes `bytes_min` at least and is read by `change`.
+pub(super) fn read<'a, Change>(
+    mut r: Reader<'a>,
+    bytes_min: usize,
+    mut change: impl FnMut(&mut Reader<'a>) -> Result<Change, Malformed>,
+) -> Result<Asked<Change>, Malformed> {
     let resources = messages::structs(&mut r, 3, |r| {
         let (kind, name) = (r.i8()?, r.string()?);
-        let changes = messages::structs(r, 2, |r| Ok(Set { key: r.string()?, value: r.nullable_string()? }))?;
-        Ok(Resource { kind, name, changes })
+        Ok(Resource { kind, name, changes: messages::structs(r, bytes_min, &mut change)? })
     })?;
     let validate_only = r.bool()?;
     r.tags()?;
@@ -41,12 +45,13 @@ fn read(request: &Request) -> Result<Asked, Malformed> {
 
 /// AlterConfigs 0-2, flexible from 2.
 pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
-    let Asked { resources, validate_only } = match read(request) {
+    let r = Reader::new(&request.body, request.version >= 2);
+    let asked = match read(r, 2, |r| Ok(Set { key: r.string()?, value: r.nullable_string()? })) {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
     let version = request.version;
-    alter(ctx, resources, validate_only, replaced, move |altered| {
+    alter(ctx, asked, replaced, move |altered| {
         let one = |altered: Altered| {
             let (code, message) = messages::told(&altered.result);
             AlterConfigsResourceResponse::default()
@@ -97,8 +102,7 @@ impl Keyed for Set {
 /// changes of one key that cross on their way, the later one stands.
 pub(super) fn alter<Change: Keyed>(
     ctx: &mut Ctx<'_>,
-    resources: Vec<Resource<Change>>,
-    validate_only: bool,
+    Asked { resources, validate_only }: Asked<Change>,
     plan: impl Fn(&Topic, &[Change]) -> Result<BTreeMap<String, Option<String>>, Fault>,
     reply: impl FnOnce(Vec<Altered>) -> Outcome + 'static,
 ) -> Outcome {

@@ -8,7 +8,6 @@ use camus_meta::{Command, Decided, Done, State};
 use kafka_protocol::messages::TopicName;
 use kafka_protocol::messages::create_partitions_response::{CreatePartitionsResponse, CreatePartitionsTopicResult};
 use kafka_protocol::protocol::StrBytes;
-use std::collections::BTreeSet;
 
 struct Asked {
     topics: Vec<Wanted>,
@@ -44,22 +43,10 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
-    let twice = messages::named_twice(topics.iter().map(|topic| &topic.name));
-    let mut slots = Vec::new();
     let mut commands = Vec::new();
-    let mut answered = BTreeSet::new();
     let mut room = messages::PARTITIONS_PER_REQUEST_MAX;
-    for wanted in topics {
-        if twice.contains(&wanted.name) {
-            if answered.insert(wanted.name.clone()) {
-                let fault = Fault::invalid_request("the request names this topic more than once");
-                slots.push((wanted.name, Err(fault)));
-            }
-            continue;
-        }
-        let planned = plan(ctx, &wanted, &mut room).map(|command| commands.push(command));
-        slots.push((wanted.name, planned));
-    }
+    let topic = |wanted: &Wanted| plan(ctx, wanted, &mut room).map(|command| commands.push(command));
+    let slots = messages::each_named_once(topics, |wanted| &wanted.name, topic);
     let version = request.version;
     if validate_only || commands.is_empty() {
         return reply(version, slots, None);

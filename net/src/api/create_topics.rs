@@ -11,7 +11,7 @@ use kafka_protocol::messages::create_topics_response::{
     CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse,
 };
 use kafka_protocol::protocol::StrBytes;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use uuid::Uuid;
 
 struct Asked {
@@ -61,36 +61,24 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
-    let twice = messages::named_twice(topics.iter().map(|topic| &topic.name));
-    let mut slots = Vec::new();
     let mut commands = Vec::new();
-    let mut answered = BTreeSet::new();
     let mut room = messages::PARTITIONS_PER_REQUEST_MAX;
-    for wanted in topics {
-        if twice.contains(&wanted.name) {
-            // One answer for all of them: clients look answers up by name.
-            if answered.insert(wanted.name.clone()) {
-                let fault = Fault::invalid_request("the request names this topic more than once");
-                slots.push((wanted.name, Err(fault)));
-            }
-            continue;
-        }
-        let planned = plan(ctx, &wanted).and_then(|plan| {
-            let command = Command::CreateTopic {
-                name: wanted.name.to_string(),
-                id: messages::random_id(ctx),
-                partitions: plan.partitions,
-                replication_factor: plan.replication_factor,
-                configs: plan.configs.clone(),
-            };
-            // What can not be done is not put to the meta shard: it would cost a write for nothing.
-            State::check(ctx.image, &command).map_err(|refused| Fault::from(&refused))?;
-            messages::take_room(&mut room, plan.partitions as usize)?;
-            commands.push(command);
-            Ok(plan)
-        });
-        slots.push((wanted.name, planned));
-    }
+    let topic = |wanted: &Wanted| {
+        let plan = plan(ctx, wanted)?;
+        let command = Command::CreateTopic {
+            name: wanted.name.to_string(),
+            id: messages::random_id(ctx),
+            partitions: plan.partitions,
+            replication_factor: plan.replication_factor,
+            configs: plan.configs.clone(),
+        };
+        // What can not be done is not put to the meta shard: it would cost a write for nothing.
+        State::check(ctx.image, &command).map_err(|refused| Fault::from(&refused))?;
+        messages::take_room(&mut room, plan.partitions as usize)?;
+        commands.push(command);
+        Ok(plan)
+    };
+    let slots = messages::each_named_once(topics, |wanted| &wanted.name, topic);
     let version = request.version;
     if validate_only || commands.is_empty() {
         return reply(ctx, version, slots, None);

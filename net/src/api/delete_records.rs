@@ -1,6 +1,6 @@
 //! DeleteRecords: moves the start of a partition's log.
 
-use super::messages;
+use super::messages::{self, ByTopic};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
 use crate::errors::{Code, code};
@@ -13,12 +13,9 @@ use kafka_protocol::messages::delete_records_response::{
 use kafka_protocol::protocol::StrBytes;
 
 /// (partition number, offset) of each topic.
-fn read(request: &Request) -> Result<Vec<(StrBytes, Vec<(i32, i64)>)>, Malformed> {
+fn read(request: &Request) -> Result<ByTopic<(i32, i64)>, Malformed> {
     let mut r = Reader::new(&request.body, request.version >= 2);
-    let topics = messages::structs(&mut r, 2, |r| {
-        let name = r.string()?;
-        Ok((name, messages::structs(r, 12, |r| Ok((r.i32()?, r.i64()?)))?))
-    })?;
+    let topics = messages::by_topic(&mut r, 12, |r| Ok((r.i32()?, r.i64()?)))?;
     let _timeout_ms = r.i32()?;
     r.tags()?;
     Ok(topics)
@@ -44,13 +41,7 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         asks.push(Ask::Trim { to, offset });
         Ok(())
     };
-    let slots: Vec<(StrBytes, Vec<(i32, Result<(), Code>)>)> = topics
-        .into_iter()
-        .map(|(name, partitions)| {
-            let asked = partitions.into_iter().map(|(number, offset)| (number, ask(&name, number, offset))).collect();
-            (name, asked)
-        })
-        .collect();
+    let slots = messages::for_each_partition(topics, |topic, (number, offset)| (number, ask(topic, number, offset)));
     let version = request.version;
     Outcome::Ask(asks, Box::new(move |_, answers| reply(version, slots, answers)))
 }
@@ -61,9 +52,9 @@ fn deletes(ctx: &Ctx<'_>, topic: &str) -> bool {
     policy.is_none_or(|policy| policy.is_empty() || policy.split(',').any(|one| one.trim() == "delete"))
 }
 
-fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, Result<(), Code>)>)>, answers: Vec<Answer>) -> Outcome {
+fn reply(version: i16, slots: ByTopic<(i32, Result<(), Code>)>, answers: Vec<Answer>) -> Outcome {
     let mut answers = answers.into_iter();
-    let mut partition = |(number, asked): (i32, Result<(), Code>)| {
+    let partition = |_: &StrBytes, (number, asked): (i32, Result<(), Code>)| {
         let trimmed = asked.map_err(|error| error.wire()).and_then(|()| match answers.next() {
             Some(Answer::Trimmed(trimmed)) => trimmed.map_err(|refusal| code(&refusal).wire()),
             other => unreachable!("a Trim is answered with Trimmed, not with {other:?}"),
@@ -74,8 +65,7 @@ fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, Result<(), Code>)>)>, ans
             Err(code) => answer.with_error_code(code).with_low_watermark(-1),
         }
     };
-    let topics = slots.into_iter().map(|(name, partitions)| {
-        let partitions = partitions.into_iter().map(&mut partition).collect();
+    let topics = messages::for_each_partition(slots, partition).into_iter().map(|(name, partitions)| {
         DeleteRecordsTopicResult::default().with_name(TopicName(name)).with_partitions(partitions)
     });
     respond(&DeleteRecordsResponse::default().with_topics(topics.collect()), version)

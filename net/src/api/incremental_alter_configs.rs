@@ -1,9 +1,9 @@
 //! IncrementalAlterConfigs: sets single settings, takes them back, or changes what a list holds.
 
-use super::alter_configs::{Altered, Keyed, Resource, alter};
+use super::alter_configs::{Altered, Keyed, alter, read};
 use super::messages::{self, Fault};
 use super::{Ctx, Outcome, Request};
-use crate::codec::{Malformed, Reader, respond};
+use crate::codec::{Reader, respond};
 use crate::errors::Code;
 use camus_meta::Topic;
 use camus_meta::configs::{self, ConfigError};
@@ -19,11 +19,6 @@ const DELETE: i8 = 1;
 const APPEND: i8 = 2;
 const SUBTRACT: i8 = 3;
 
-struct Asked {
-    resources: Vec<Resource<Change>>,
-    validate_only: bool,
-}
-
 struct Change {
     key: StrBytes,
     operation: i8,
@@ -36,28 +31,16 @@ impl Keyed for Change {
     }
 }
 
-fn read(request: &Request) -> Result<Asked, Malformed> {
-    let mut r = Reader::new(&request.body, request.version >= 1);
-    let resources = messages::structs(&mut r, 3, |r| {
-        let (kind, name) = (r.i8()?, r.string()?);
-        let changes = messages::structs(r, 3, |r| {
-            Ok(Change { key: r.string()?, operation: r.i8()?, value: r.nullable_string()? })
-        })?;
-        Ok(Resource { kind, name, changes })
-    })?;
-    let validate_only = r.bool()?;
-    r.tags()?;
-    Ok(Asked { resources, validate_only })
-}
-
 /// IncrementalAlterConfigs 0-1, flexible from 1.
 pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
-    let Asked { resources, validate_only } = match read(request) {
+    let r = Reader::new(&request.body, request.version >= 1);
+    let change = |r: &mut Reader<'_>| Ok(Change { key: r.string()?, operation: r.i8()?, value: r.nullable_string()? });
+    let asked = match read(r, 3, change) {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
     let version = request.version;
-    alter(ctx, resources, validate_only, changed, move |altered| {
+    alter(ctx, asked, changed, move |altered| {
         let one = |altered: Altered| {
             let (code, message) = messages::told(&altered.result);
             AlterConfigsResourceResponse::default()

@@ -1,6 +1,6 @@
 //! ListOffsets: an offset by time, or by one of the names that negative times are.
 
-use super::messages;
+use super::messages::{self, ByTopic};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
 use crate::errors::{Code, code};
@@ -18,7 +18,7 @@ const LAYOUT_MAX: i16 = 10;
 
 struct Asked {
     isolation: i8,
-    topics: Vec<(StrBytes, Vec<Partition>)>,
+    topics: ByTopic<Partition>,
 }
 
 struct Partition {
@@ -32,14 +32,10 @@ fn read(request: &Request) -> Result<Asked, Malformed> {
     let mut r = Reader::new(&request.body, request.version >= 6);
     let _replica = r.i32()?;
     let isolation = if version >= 2 { r.i8()? } else { 0 };
-    let topics = messages::structs(&mut r, 2, |r| {
-        let name = r.string()?;
-        let partitions = messages::structs(r, 12, |r| {
-            let number = r.i32()?;
-            let believed_epoch = if version >= 4 { r.i32()? } else { -1 };
-            Ok(Partition { number, believed_epoch, time: r.i64()? })
-        })?;
-        Ok((name, partitions))
+    let topics = messages::by_topic(&mut r, 12, |r| {
+        let number = r.i32()?;
+        let believed_epoch = if version >= 4 { r.i32()? } else { -1 };
+        Ok(Partition { number, believed_epoch, time: r.i64()? })
     })?;
     if version >= 10 {
         // How long to wait for a remote tier.
@@ -93,16 +89,16 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         asks.push(Ask::Find { from, what: question.what, epoch: messages::believed(partition.believed_epoch) });
         Ok(question)
     };
-    let slots: Vec<(StrBytes, Vec<(i32, Result<Question, Code>)>)> = topics
+    let slots: ByTopic<(i32, Result<Question, Code>)> = topics
         .iter()
         .map(|(name, partitions)| (name.clone(), partitions.iter().map(|p| (p.number, ask(name, p))).collect()))
         .collect();
     Outcome::Ask(asks, Box::new(move |_, answers| reply(version, slots, answers)))
 }
 
-fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, Result<Question, Code>)>)>, answers: Vec<Answer>) -> Outcome {
+fn reply(version: i16, slots: ByTopic<(i32, Result<Question, Code>)>, answers: Vec<Answer>) -> Outcome {
     let mut answers = answers.into_iter();
-    let mut partition = |(number, asked): (i32, Result<Question, Code>)| {
+    let partition = |_: &StrBytes, (number, asked): (i32, Result<Question, Code>)| {
         let found = match asked {
             Err(error) => Err(error.wire()),
             Ok(question) => match answers.next() {
@@ -124,8 +120,7 @@ fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, Result<Question, Code>)>)
             Err(code) => answer.with_error_code(code).with_offset(-1).with_timestamp(-1).with_leader_epoch(-1),
         }
     };
-    let topics = slots.into_iter().map(|(name, partitions)| {
-        let partitions = partitions.into_iter().map(&mut partition).collect();
+    let topics = messages::for_each_partition(slots, partition).into_iter().map(|(name, partitions)| {
         ListOffsetsTopicResponse::default().with_name(TopicName(name)).with_partitions(partitions)
     });
     let answer = ListOffsetsResponse::default().with_topics(topics.collect());

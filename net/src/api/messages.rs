@@ -63,6 +63,27 @@ pub fn nullable_structs<'a, T>(
     })
 }
 
+/// Topics by name with a list for each of their partitions: the shape of what many requests ask and of their answers.
+pub type ByTopic<T> = Vec<(StrBytes, Vec<T>)>;
+
+/// What is asked of partitions, by topic. Each partition takes `bytes_min` at least and is read by `partition`.
+pub fn by_topic<'a, T>(
+    r: &mut Reader<'a>,
+    bytes_min: usize,
+    mut partition: impl FnMut(&mut Reader<'a>) -> Result<T, Malformed>,
+) -> Result<ByTopic<T>, Malformed> {
+    structs(r, 2, |r| Ok((r.string()?, structs(r, bytes_min, &mut partition)?)))
+}
+
+/// One for each partition, in the same places.
+pub fn for_each_partition<T, U>(topics: ByTopic<T>, mut one: impl FnMut(&StrBytes, T) -> U) -> ByTopic<U> {
+    let topic = |(name, partitions): (StrBytes, Vec<T>)| {
+        let done = partitions.into_iter().map(|partition| one(&name, partition)).collect();
+        (name, done)
+    };
+    topics.into_iter().map(topic).collect()
+}
+
 /// Why one item of a request (a topic, a resource) is refused, as the wire says it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fault {
@@ -176,6 +197,28 @@ pub fn random_id(ctx: &mut Ctx<'_>) -> Uuid {
 pub fn named_twice<'a, T: Ord + Clone + 'a>(names: impl Iterator<Item = &'a T>) -> BTreeSet<T> {
     let mut seen = BTreeSet::new();
     names.filter(|name| !seen.insert(*name)).cloned().collect()
+}
+
+/// Plans each topic of a request. One that is named more than once is refused, in one answer for all of them: clients
+/// look answers up by name.
+pub fn each_named_once<W, T>(
+    wanted: Vec<W>,
+    name: impl Fn(&W) -> &StrBytes,
+    mut plan: impl FnMut(&W) -> Result<T, Fault>,
+) -> Vec<(StrBytes, Result<T, Fault>)> {
+    let twice = named_twice(wanted.iter().map(&name));
+    let mut refused = BTreeSet::new();
+    let mut slots = Vec::new();
+    for wanted in &wanted {
+        let name = name(wanted);
+        if !twice.contains(name) {
+            slots.push((name.clone(), plan(wanted)));
+        } else if refused.insert(name) {
+            let fault = Fault::invalid_request("the request names this topic more than once");
+            slots.push((name.clone(), Err(fault)));
+        }
+    }
+    slots
 }
 
 /// Each replica on a live broker, none twice, and at least one.

@@ -1,6 +1,6 @@
 //! OffsetForLeaderEpoch: where an epoch ended, so that a consumer sees that its log was cut.
 
-use super::messages;
+use super::messages::{self, ByTopic};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
 use crate::errors::{Code, code};
@@ -18,17 +18,13 @@ struct Partition {
     epoch: i32,
 }
 
-fn read(request: &Request) -> Result<Vec<(StrBytes, Vec<Partition>)>, Malformed> {
+fn read(request: &Request) -> Result<ByTopic<Partition>, Malformed> {
     let mut r = Reader::new(&request.body, request.version >= 4);
     if request.version >= 3 {
         let _replica = r.i32()?;
     }
-    let topics = messages::structs(&mut r, 2, |r| {
-        let name = r.string()?;
-        let partitions = messages::structs(r, 12, |r| {
-            Ok(Partition { number: r.i32()?, believed_epoch: r.i32()?, epoch: r.i32()? })
-        })?;
-        Ok((name, partitions))
+    let topics = messages::by_topic(&mut r, 12, |r| {
+        Ok(Partition { number: r.i32()?, believed_epoch: r.i32()?, epoch: r.i32()? })
     })?;
     r.tags()?;
     Ok(topics)
@@ -41,7 +37,7 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         Err(fault) => return fault.into(),
     };
     let mut asks = Vec::new();
-    let mut ask = |topic: &StrBytes, partition: &Partition| match messages::locate(ctx, topic, partition.number) {
+    let ask = |topic: &StrBytes, partition: Partition| match messages::locate(ctx, topic, partition.number) {
         None => (partition.number, false),
         Some(from) => {
             let current = messages::believed(partition.believed_epoch);
@@ -49,20 +45,14 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
             (partition.number, true)
         }
     };
-    let slots: Vec<(StrBytes, Vec<(i32, bool)>)> = topics
-        .into_iter()
-        .map(|(name, partitions)| {
-            let asked = partitions.iter().map(|partition| ask(&name, partition)).collect();
-            (name, asked)
-        })
-        .collect();
+    let slots = messages::for_each_partition(topics, ask);
     let version = request.version;
     Outcome::Ask(asks, Box::new(move |_, answers| reply(version, slots, answers)))
 }
 
-fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, bool)>)>, answers: Vec<Answer>) -> Outcome {
+fn reply(version: i16, slots: ByTopic<(i32, bool)>, answers: Vec<Answer>) -> Outcome {
     let mut answers = answers.into_iter();
-    let mut partition = |(number, asked): (i32, bool)| {
+    let partition = |_: &StrBytes, (number, asked): (i32, bool)| {
         let end = match asked.then(|| answers.next()) {
             None => Err(Code::UnknownTopicOrPartition.wire()),
             Some(Some(Answer::EpochEnd(Ok(end)))) => Ok(end),
@@ -75,8 +65,7 @@ fn reply(version: i16, slots: Vec<(StrBytes, Vec<(i32, bool)>)>, answers: Vec<An
             Err(code) => answer.with_error_code(code).with_leader_epoch(-1).with_end_offset(-1),
         }
     };
-    let topics = slots.into_iter().map(|(name, partitions)| {
-        let partitions = partitions.into_iter().map(&mut partition).collect();
+    let topics = messages::for_each_partition(slots, partition).into_iter().map(|(name, partitions)| {
         OffsetForLeaderTopicResult::default().with_topic(TopicName(name)).with_partitions(partitions)
     });
     respond(&OffsetForLeaderEpochResponse::default().with_topics(topics.collect()), version)

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,14 @@ class Client:
 
 
 __all__ = ["Camus", "Client", "Closed", "Conn", "FOREIGN", "Foreign", "MIB", "ROOT", "binary", "fresh"]
+
+
+@contextmanager
+def killed_after(broker):
+    """A client of this broker. Behind the block both are gone: what the data lies on can go as well."""
+    client = Client(broker)
+    try:
+        yield client
+    finally:
+        client.forget()
+        broker.kill_9()
