@@ -2,7 +2,9 @@
 #![no_main]
 
 use bytes::Bytes;
-use camus_engine::shard::api::{Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable, Ticket};
+use camus_engine::shard::api::{
+    Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable, Ticket,
+};
 use camus_engine::types::{BrokerId, CoreId, LeaderEpoch, Mono, Offset, ShardId, Term, WallMs};
 use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut};
 use camus_meta::{Command, Image, Placement, State, Topic};
