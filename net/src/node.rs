@@ -964,6 +964,7 @@ impl Driver for Node {
                 self.mark(slot);
             }
         }
+        let mut unfinished = false;
         for round in 0.. {
             while let Some(slot) = self.dirty.pop_front() {
                 self.tend(rt, slot);
@@ -973,7 +974,9 @@ impl Driver for Node {
             if self.failed {
                 return Turn::Stop;
             }
-            if self.dirty.is_empty() && !more || round >= limits::ROUNDS_PER_TURN_MAX {
+            // what the last answers led to may be with our own pump already: it is asked again at once
+            unfinished = more || !self.dirty.is_empty();
+            if !unfinished || round >= limits::ROUNDS_PER_TURN_MAX {
                 break;
             }
         }
@@ -991,7 +994,7 @@ impl Driver for Node {
         if self.may_leave(rt) {
             return Turn::Stop;
         }
-        if taken == limits::MESH_PER_TURN_MAX || !self.dirty.is_empty() {
+        if taken == limits::MESH_PER_TURN_MAX || unfinished || !self.dirty.is_empty() {
             return Turn::Again;
         }
         let groups = self.meta.as_ref().map(MetaHost::next_group_deadline);
