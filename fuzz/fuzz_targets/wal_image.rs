@@ -54,7 +54,7 @@ fuzz_target!(|changes: Vec<(u8, u32, u8)>| {
         }
     }
     let _ = inspect::verify(&volume, Default::default());
-    if let Ok((_, _, found)) = recover(good.config, &volume) {
+    if let Ok((_, _, found)) = recover(good.config.clone(), &volume) {
         let same = found.iter().zip(&good.records).all(|(a, b)| (a.head, &a.body, a.at) == (b.head, &b.body, b.at));
         assert!(same && found.len() <= good.records.len(), "a record was shown that was not written");
     }
