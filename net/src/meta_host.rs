@@ -74,7 +74,8 @@ impl MetaHost {
         })
     }
 
-    /// Puts a command into the log; the answer comes through [`Self::next_answer`], or at once if it can not be written.
+    /// Puts a command into the log; the answer comes through [`Self::next_answer`], or at once if it can not be
+    /// written.
     pub fn propose(&mut self, core: &mut Core, ticket: Ticket, command: &Command) -> Option<Decided> {
         let unavailable = |why: &str| Some(Err(Refused::Unavailable { why: why.to_owned() }));
         if !self.leading {
