@@ -204,7 +204,7 @@ pub fn no_path_of_a_machine(house: &House) -> Vec<Finding> {
         for (number, line) in file.lines() {
             for place in &places {
                 if let Some(at) = line.find(place.as_str()) {
-                    // `https://host/work/x` and `a/root/b` are no paths of a machine.
+                    // What is behind a host or in the middle of a path is no path of a machine.
                     let before = line[..at].chars().next_back();
                     if !before.is_some_and(|c| c.is_alphanumeric() || "._-}$/".contains(c)) {
                         found.push(file.finding(number, format!("`{place}`: a path or host of one machine")));
