@@ -648,12 +648,21 @@ impl Node {
         Counters::add(&counters.connections, 1);
     }
 
-    /// The connection is gone, and so is everything that was to be answered on it.
-    fn closed(&mut self, id: ConnId) {
+    /// The connection is gone, and so is everything that was to be answered on it. Produces that came whole take effect.
+    fn closed(&mut self, rt: &mut dyn Rt, id: ConnId) {
         if self.client_of(id).is_none() {
             return;
         }
-        let Some(client) = self.clients[id.slot as usize].take() else { return };
+        let Some(mut client) = self.clients[id.slot as usize].take() else { return };
+        while self.stop_by.is_none()
+            && !client.closing
+            && !self.is_congested()
+            && let Some(request) = client.conn.begin_unanswered(rt.now())
+        {
+            Counters::add(&self.stats.counters.requests_total, 1);
+            let outcome = self.with_ctx(rt, |ctx| table::handle(ctx, &request));
+            self.follow(rt, GONE, RequestNo(0), NEW, false, 0, outcome);
+        }
         self.clients_bytes -= client.accounted;
         if self.owner == Some(id.slot) {
             self.owner = None;
@@ -887,6 +896,8 @@ impl Node {
 
 /// A request that has not waited yet.
 const NEW: u64 = u64::MAX;
+/// The slot of requests whose client has gone: no connection has it.
+const GONE: u32 = u32::MAX;
 
 impl Driver for Node {
     fn start(&mut self, rt: &mut dyn Rt) {
@@ -921,7 +932,7 @@ impl Driver for Node {
                 self.account(conn.slot);
                 self.mark(conn.slot);
             }
-            Event::Closed { conn, .. } => self.closed(conn),
+            Event::Closed { conn, .. } => self.closed(rt, conn),
             Event::Disk(done) => self.core.disk_done(rt.now(), done, &mut self.out),
             Event::Woken => {}
         }

@@ -659,6 +659,42 @@ fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
     }
 }
 
+/// Lost if it fails: records of a producer that sends and closes, as those with acks=0 do. Its requests and its end
+/// may be seen in the same turn; another broker takes what it has received.
+#[test]
+fn whole_requests_of_a_client_that_closes_at_once_take_effect() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 3), 0);
+        for value in 0..20 {
+            let acks = -i16::from(value % 2 == 0);
+            let bytes = batch(&[value], 100, (-1, -1, -1));
+            let mut brief = Conn::open(&mut broker);
+            broker.run_ms(10);
+            brief.send(&mut broker, PRODUCE, &produce(TOPIC, 0, &bytes).with_acks(acks));
+            broker.world.close(brief.id);
+        }
+        // more than a connection may have begun, and half of one more
+        let mut brief = Conn::open(&mut broker);
+        broker.run_ms(10);
+        for value in 0..200 {
+            let bytes = batch(&[value], 0, (-1, -1, -1));
+            brief.send(&mut broker, PRODUCE, &produce(TOPIC, 1, &bytes).with_acks(0));
+        }
+        broker.world.send(brief.id, &[0, 0, 1, 0, 0, 0, 0, 9]);
+        broker.world.close(brief.id);
+        broker.run_ms(2_000);
+        let mut values: Vec<u64> = conn.read_all(&mut broker, TOPIC, 0).into_iter().map(|(_, value)| value).collect();
+        values.sort_unstable();
+        assert_eq!(values, (0..20).collect::<Vec<_>>());
+        let values: Vec<u64> = conn.read_all(&mut broker, TOPIC, 1).into_iter().map(|(_, value)| value).collect();
+        assert_eq!(values, (0..200).collect::<Vec<_>>(), "all of them, in their order");
+        assert!(broker.stats.iter().all(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed) == 0));
+    }
+}
+
 /// Lost if it fails: a broker that is over its memory would stop for good, and not only go slowly.
 #[test]
 fn over_the_memory_budget_requests_go_through_one_at_a_time() {
