@@ -166,8 +166,10 @@ impl Conn {
     /// The client is gone: the next produce that it sent whole and that may begin now. It takes effect, and nothing is
     /// kept of it here, because its answer has nowhere to go. Nothing else is begun, nor what comes behind it.
     pub fn begin_unanswered(&mut self, now: Mono) -> Option<Request> {
-        let next = self.waiting.front().map(|(header, ..)| header.key);
-        if self.closing.is_some() || next != Some(PRODUCE) || self.begun.iter().any(|b| b.header.key != PRODUCE) {
+        if self.closing.is_some()
+            || self.next_key() != Some(PRODUCE)
+            || self.begun.iter().any(|b| b.header.key != PRODUCE)
+        {
             return None;
         }
         let (_, request, frame_bytes) = self.waiting.pop_front().expect("there is a first one");
@@ -263,7 +265,22 @@ impl Conn {
 
     /// What the connection holds: requests, bytes of no whole frame, and answers not sent.
     pub fn memory_bytes(&self) -> usize {
-        self.request_bytes + self.cutter.held_bytes() + self.output_bytes
+        self.requests_bytes() + self.output_bytes
+    }
+
+    /// Requests that are not answered, and bytes of no whole frame.
+    pub fn requests_bytes(&self) -> usize {
+        self.request_bytes + self.cutter.held_bytes()
+    }
+
+    /// Answers that are not sent.
+    pub fn answers_bytes(&self) -> usize {
+        self.output_bytes
+    }
+
+    /// The API of the request that would begin next.
+    pub fn next_key(&self) -> Option<i16> {
+        self.waiting.front().map(|(header, ..)| header.key)
     }
 
     /// Requests begun and not released.
