@@ -40,8 +40,8 @@ pub const ROUNDS_PER_TURN_MAX: usize = 4;
 pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// A client that is in the way and moves nothing for this long is closed when memory is short.
 pub const CLIENT_STUCK: std::time::Duration = std::time::Duration::from_secs(10);
-/// The same when answers take more than their half of the clients' budget, or requests theirs and this one has the turn:
-/// others wait for it.
+/// The same when answers take more than their half of the clients' budget; or when requests do, for the one that has
+/// the turn. Others wait for it.
 pub const CLIENT_STUCK_SHORT: std::time::Duration = std::time::Duration::from_secs(1);
 /// While clients are over their budget, how often it is looked whether somebody is stuck.
 pub const SHED_EVERY: std::time::Duration = std::time::Duration::from_millis(100);

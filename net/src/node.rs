@@ -667,7 +667,8 @@ impl Node {
         Counters::add(&counters.connections, 1);
     }
 
-    /// The connection is gone, and so is everything that was to be answered on it. Produces that came whole take effect.
+    /// The connection is gone, and so is everything that was to be answered on it. Produces that came whole take
+    /// effect.
     fn closed(&mut self, rt: &mut dyn Rt, id: ConnId) {
         if self.client_of(id).is_none() {
             return;
