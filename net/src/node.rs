@@ -269,20 +269,25 @@ impl Node {
         self.requests_bytes > self.broker.clients_bytes_max / 2
     }
 
-    /// Answers have the other half. Above it no fetch begins, and at twice as much nothing does.
+    /// Answers have the other half. Above it no fetch begins, and at twice as much nothing but produces, whose answers
+    /// are small.
     fn is_short_for_answers(&self) -> bool {
         self.answers_bytes > self.broker.clients_bytes_max / 2
     }
 
-    /// A fetch that has to wait until others have taken their answers, or are closed because they do not.
+    /// The next request has to wait until others have taken their answers, or are closed because they do not.
     fn is_held_back(&self, slot: u32) -> bool {
         let client = self.clients.get(slot as usize).and_then(Option::as_ref);
-        self.is_short_for_answers() && client.is_some_and(|c| c.conn.next_key() == Some(table::FETCH))
+        match client.and_then(|c| c.conn.next_key()) {
+            None | Some(table::PRODUCE) => false,
+            Some(table::FETCH) => self.is_short_for_answers(),
+            Some(_) => self.answers_bytes > self.broker.clients_bytes_max,
+        }
     }
 
     /// May this connection receive and begin requests?
     fn may_go_on(&mut self, slot: u32) -> bool {
-        if self.is_congested() || self.is_held_back(slot) || self.answers_bytes > self.broker.clients_bytes_max {
+        if self.is_congested() || self.is_held_back(slot) {
             return false;
         }
         if !self.is_over_budget() {
