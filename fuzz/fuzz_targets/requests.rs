@@ -129,6 +129,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         sessions: &mut sessions,
         producer_ids: &mut producer_ids,
         random: &mut random,
+        fetch_room_bytes: usize::MAX,
     };
     let request = Request {
         key: api.key,

@@ -163,6 +163,22 @@ impl Conn {
         Some((no, request))
     }
 
+    /// The client is gone: the next produce that it sent whole and that may begin now. It takes effect, and nothing is
+    /// kept of it here, because its answer has nowhere to go. Nothing else is begun, nor what comes behind it.
+    pub fn begin_unanswered(&mut self, now: Mono) -> Option<Request> {
+        if self.closing.is_some()
+            || self.next_key() != Some(PRODUCE)
+            || self.begun.iter().any(|b| b.header.key != PRODUCE)
+        {
+            return None;
+        }
+        let (_, request, frame_bytes) = self.waiting.pop_front().expect("there is a first one");
+        self.request_bytes -= frame_bytes;
+        self.begun.clear();
+        self.cut(now);
+        Some(request)
+    }
+
     /// Takes what became of a request, and releases each answer whose turn has come. What belongs to a request that was
     /// dropped because the connection closes is ignored.
     ///
@@ -249,7 +265,22 @@ impl Conn {
 
     /// What the connection holds: requests, bytes of no whole frame, and answers not sent.
     pub fn memory_bytes(&self) -> usize {
-        self.request_bytes + self.cutter.held_bytes() + self.output_bytes
+        self.requests_bytes() + self.output_bytes
+    }
+
+    /// Requests that are not answered, and bytes of no whole frame.
+    pub fn requests_bytes(&self) -> usize {
+        self.request_bytes + self.cutter.held_bytes()
+    }
+
+    /// Answers that are not sent.
+    pub fn answers_bytes(&self) -> usize {
+        self.output_bytes
+    }
+
+    /// The API of the request that would begin next.
+    pub fn next_key(&self) -> Option<i16> {
+        self.waiting.front().map(|(header, ..)| header.key)
     }
 
     /// Requests begun and not released.
@@ -329,6 +360,28 @@ mod tests {
         assert!(c.begin(NOW).is_none());
         c.finished(NOW, second, answer(b""));
         begin(&mut c);
+    }
+
+    /// What a producer sent whole before it closed would be lost; what it would only be answered is not asked.
+    #[test]
+    fn of_a_client_that_is_gone_every_whole_produce_begins_and_nothing_else() {
+        let mut c = conn();
+        let wire: Vec<u8> = (0..200).flat_map(produce).chain(produce(200)[..30].to_vec()).collect();
+        c.received(NOW, &wire);
+        begin(&mut c);
+        assert_eq!(std::iter::from_fn(|| c.begin_unanswered(NOW)).count(), 199);
+        for (first, rest, begins) in
+            [(versions(1), produce(2), 0), (produce(1), versions(2), 1), (produce(1), request(999, 0, 2, 9), 1)]
+        {
+            let mut c = conn();
+            c.received(NOW, &[first, rest, produce(3)].concat());
+            assert_eq!(std::iter::from_fn(|| c.begin_unanswered(NOW)).count(), begins);
+        }
+        // Behind something that still runs order would be lost.
+        let mut c = conn();
+        c.received(NOW, &[versions(1), produce(2)].concat());
+        begin(&mut c);
+        assert!(c.begin_unanswered(NOW).is_none());
     }
 
     /// KIP-511: a client that does not know our version must be able to read the header; others need theirs.

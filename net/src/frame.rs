@@ -36,16 +36,19 @@ impl FrameFault {
 /// Cuts frames. Lives as long as its connection.
 ///
 /// Each frame is a piece of the buffer that its bytes were received into, in one piece and not copied again, except
-/// while that buffer grows. The buffer is at most about twice what has been received and not been cut.
+/// while that buffer grows. The buffer is at most about twice what has been received and not been cut, and
+/// [`RECEIVE_STEP_BYTES`]: a rest leaves the buffer that it shares with large frames, and no rest keeps none.
 #[derive(Debug)]
 pub struct FrameCutter {
     held: BytesMut,
+    /// What was cut off in front of `held`: at most so much more of the buffer lives as long as `held` does.
+    cut_bytes: usize,
     frame_bytes_max: usize,
 }
 
 impl FrameCutter {
     pub fn new(frame_bytes_max: usize) -> FrameCutter {
-        FrameCutter { held: BytesMut::new(), frame_bytes_max }
+        FrameCutter { held: BytesMut::new(), cut_bytes: 0, frame_bytes_max }
     }
 
     /// Copies what was received.
@@ -79,22 +82,27 @@ impl FrameCutter {
             return Ok(None);
         }
         self.held.advance(LENGTH_BYTES);
-        Ok(Some(self.held.split_to(length).freeze()))
+        let frame = self.held.split_to(length).freeze();
+        self.cut_bytes += LENGTH_BYTES + length;
+        if self.held.is_empty() {
+            self.clear();
+        } else if self.cut_bytes >= self.held.len().max(RECEIVE_STEP_BYTES) {
+            // No more is copied than was cut.
+            self.held = BytesMut::from(&self.held[..]);
+            self.cut_bytes = 0;
+        }
+        Ok(Some(frame))
     }
 
-    /// Received and not cut yet.
+    /// What is kept alive for bytes that are no frame yet: the buffer, not only what is in it.
     pub fn held_bytes(&self) -> usize {
-        self.held.len()
+        self.held.capacity() + self.cut_bytes
     }
 
-    /// Forgets what is held: the connection ends.
+    /// Forgets what is held, and its buffer.
     pub fn clear(&mut self) {
         self.held = BytesMut::new();
-    }
-
-    #[cfg(test)]
-    fn reserved_bytes(&self) -> usize {
-        self.held.capacity()
+        self.cut_bytes = 0;
     }
 }
 
@@ -163,7 +171,7 @@ mod tests {
             cutter.push(&[0; 500]);
             received += 500;
             assert_eq!(cutter.next_frame(), Ok(None));
-            assert!(cutter.reserved_bytes() <= 2 * received + 2 * RECEIVE_STEP_BYTES, "{received}");
+            assert!(cutter.held_bytes() <= 2 * received + 2 * RECEIVE_STEP_BYTES, "{received}");
         }
     }
 
@@ -179,8 +187,29 @@ mod tests {
                 kept.push_back(frame);
             }
             kept.drain(..kept.len().saturating_sub(7));
-            assert!(cutter.reserved_bytes() <= 4 * RECEIVE_STEP_BYTES, "{}", cutter.reserved_bytes());
+            assert!(cutter.held_bytes() <= 4 * RECEIVE_STEP_BYTES, "{}", cutter.held_bytes());
         }
+    }
+
+    /// An idle connection would keep the memory of its largest request, outside every budget.
+    #[test]
+    fn nothing_of_a_large_frame_is_kept_when_it_is_done() {
+        for rest in [0, 1, 700] {
+            let mut cutter = FrameCutter::new(FRAME_BYTES_MAX);
+            let large = vec![1; 16 * 1024 * 1024];
+            let wire = [framed(std::slice::from_ref(&large)), framed(&[vec![2; 1000]])[..rest].to_vec()].concat();
+            wire.chunks(50_000).for_each(|piece| cutter.push(piece));
+            assert!(cutter.held_bytes() >= large.len());
+            let frame = cutter.next_frame().unwrap().expect("it is whole");
+            assert!(cutter.held_bytes() <= rest, "{} bytes for {rest}", cutter.held_bytes());
+            // Nobody else has a part in the frame's buffer: it ends with the frame.
+            assert!(frame.is_unique(), "{rest} bytes share the buffer of {}", large.len());
+        }
+        // Nor is it kept for the rest behind many small ones.
+        let mut cutter = FrameCutter::new(FRAME_BYTES_MAX);
+        cutter.push(&[framed(&vec![vec![3; 500]; 10_000]), vec![0, 0]].concat());
+        assert_eq!(all(&mut cutter).len(), 10_000);
+        assert!(cutter.held_bytes() <= 2 * RECEIVE_STEP_BYTES + 1000, "{}", cutter.held_bytes());
     }
 
     fn header(key: i16, version: i16, correlation: i32, rest: &[u8]) -> Bytes {

@@ -40,6 +40,14 @@ pub const ROUNDS_PER_TURN_MAX: usize = 4;
 pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// A client that is in the way and moves nothing for this long is closed when memory is short.
 pub const CLIENT_STUCK: std::time::Duration = std::time::Duration::from_secs(10);
+/// The same when answers take more than their half of the clients' budget; or when requests do, for the one that has
+/// the turn. Others wait for it.
+pub const CLIENT_STUCK_SHORT: std::time::Duration = std::time::Duration::from_secs(1);
+/// While clients are over their budget, how often it is looked whether somebody is stuck.
+pub const SHED_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
+/// One fetch takes at most this part of what is left for answers, so that the answers of a few that do not read leave
+/// room for others. A batch is given whatever is left.
+pub const FETCH_SHARE: usize = 4;
 /// When batches wait this long for room in the WAL, clients that are stuck are closed: they may hold its buffers.
 pub const WAL_STARVED: std::time::Duration = std::time::Duration::from_secs(2);
 /// How often idle connections are looked for.

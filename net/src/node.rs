@@ -124,8 +124,8 @@ struct Client {
     sent_at: Mono,
     /// When bytes last came.
     heard_at: Mono,
-    /// What `clients_bytes` holds for this connection.
-    accounted: usize,
+    /// What `requests_bytes` and `answers_bytes` hold for this connection.
+    accounted: (usize, usize),
 }
 
 /// A request that waits for answers, for the meta shard, for its group, or for time.
@@ -171,7 +171,10 @@ pub struct Node {
     ready: Vec<bool>,
     /// Connections that may start requests again when there is room.
     held: Vec<u32>,
-    clients_bytes: usize,
+    /// What connections hold for requests.
+    requests_bytes: usize,
+    /// What they hold for answers that are not sent.
+    answers_bytes: usize,
     /// Over budget one connection goes on, so that there is an end to it: its slot.
     owner: Option<u32>,
     next_idle_check: Mono,
@@ -216,7 +219,8 @@ impl Node {
             listeners: Vec::new(),
             ready: vec![false; cores],
             held: Vec::new(),
-            clients_bytes: 0,
+            requests_bytes: 0,
+            answers_bytes: 0,
             owner: None,
             next_idle_check: Mono(0),
             stop_by: None,
@@ -260,14 +264,30 @@ impl Node {
         self.outbox.iter().any(|o| o.len() > limits::OUTBOX_MAX)
     }
 
-    /// More is held for clients than the budget allows: only one of them goes on.
+    /// Requests have half of the clients' budget. Above it only one connection goes on.
     fn is_over_budget(&self) -> bool {
-        self.clients_bytes > self.broker.clients_bytes_max
+        self.requests_bytes > self.broker.clients_bytes_max / 2
+    }
+
+    /// Answers have the other half. Above it no fetch begins, and at twice as much nothing but produces, whose answers
+    /// are small.
+    fn is_short_for_answers(&self) -> bool {
+        self.answers_bytes > self.broker.clients_bytes_max / 2
+    }
+
+    /// The next request has to wait until others have taken their answers, or are closed because they do not.
+    fn is_held_back(&self, slot: u32) -> bool {
+        let client = self.clients.get(slot as usize).and_then(Option::as_ref);
+        match client.and_then(|c| c.conn.next_key()) {
+            None | Some(table::PRODUCE) => false,
+            Some(table::FETCH) => self.is_short_for_answers(),
+            Some(_) => self.answers_bytes > self.broker.clients_bytes_max,
+        }
     }
 
     /// May this connection receive and begin requests?
     fn may_go_on(&mut self, slot: u32) -> bool {
-        if self.is_congested() {
+        if self.is_congested() || self.is_held_back(slot) {
             return false;
         }
         if !self.is_over_budget() {
@@ -425,6 +445,8 @@ impl Node {
     fn with_ctx(&mut self, rt: &mut dyn Rt, f: impl FnOnce(&mut Ctx<'_>) -> Outcome) -> Outcome {
         let (now, wall) = (rt.now(), rt.wall());
         let mut random = || rt.random();
+        let fetch_room_bytes =
+            (self.broker.clients_bytes_max / 2).saturating_sub(self.answers_bytes) / limits::FETCH_SHARE;
         let mut ctx = Ctx {
             now,
             wall,
@@ -434,6 +456,7 @@ impl Node {
             sessions: &mut self.sessions,
             producer_ids: &mut self.producer_ids,
             random: &mut random,
+            fetch_room_bytes,
         };
         f(&mut ctx)
     }
@@ -602,12 +625,13 @@ impl Node {
         }
     }
 
-    /// Brings the core's sum in line with what the connection holds now.
+    /// Brings the core's sums in line with what the connection holds now.
     fn account(&mut self, slot: u32) {
         let Some(client) = self.clients.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-        let held = client.conn.memory_bytes();
-        self.clients_bytes = self.clients_bytes - client.accounted + held;
-        client.accounted = held;
+        let (requests, answers) = (client.conn.requests_bytes(), client.conn.answers_bytes());
+        self.requests_bytes = self.requests_bytes - client.accounted.0 + requests;
+        self.answers_bytes = self.answers_bytes - client.accounted.1 + answers;
+        client.accounted = (requests, answers);
     }
 
     fn close(&mut self, rt: &mut dyn Rt, slot: u32, why: &str) {
@@ -641,20 +665,31 @@ impl Node {
             sent_bytes: 0,
             sent_at: now,
             heard_at: now,
-            accounted: 0,
+            accounted: (0, 0),
         });
         let counters = &self.stats.counters;
         Counters::add(&counters.connections_total, 1);
         Counters::add(&counters.connections, 1);
     }
 
-    /// The connection is gone, and so is everything that was to be answered on it.
-    fn closed(&mut self, id: ConnId) {
+    /// The connection is gone, and so is everything that was to be answered on it. Produces that came whole take
+    /// effect.
+    fn closed(&mut self, rt: &mut dyn Rt, id: ConnId) {
         if self.client_of(id).is_none() {
             return;
         }
-        let Some(client) = self.clients[id.slot as usize].take() else { return };
-        self.clients_bytes -= client.accounted;
+        let Some(mut client) = self.clients[id.slot as usize].take() else { return };
+        while self.stop_by.is_none()
+            && !client.closing
+            && !self.is_congested()
+            && let Some(request) = client.conn.begin_unanswered(rt.now())
+        {
+            Counters::add(&self.stats.counters.requests_total, 1);
+            let outcome = self.with_ctx(rt, |ctx| table::handle(ctx, &request));
+            self.follow(rt, GONE, RequestNo(0), NEW, false, 0, outcome);
+        }
+        self.requests_bytes -= client.accounted.0;
+        self.answers_bytes -= client.accounted.1;
         if self.owner == Some(id.slot) {
             self.owner = None;
         }
@@ -862,23 +897,38 @@ impl Node {
         }
     }
 
-    /// Clients that neither send nor take anything for long are closed when memory runs short.
+    /// Clients that neither send nor take anything are closed when memory runs short: soon, and those that hold most
+    /// first, when answers are over their half; the one that others wait for; and after long, all that are stuck.
     fn shed(&mut self, rt: &mut dyn Rt) {
         let now = rt.now();
+        let clients_bytes_max = self.broker.clients_bytes_max;
         let starved = self.core.waits_since().is_some_and(|since| now.since(since) > limits::WAL_STARVED);
-        if self.clients_bytes <= self.broker.clients_bytes_max / 2 && !starved {
+        if self.requests_bytes + self.answers_bytes <= clients_bytes_max / 2 && !starved {
             return;
         }
-        let stuck: Vec<u32> = (0..self.clients.len() as u32)
-            .filter(|slot| {
-                self.clients[*slot as usize].as_ref().is_some_and(|c| {
-                    let holds = c.conn.memory_bytes() > 0 && !c.closing;
-                    let sends_nothing = c.sending && now.since(c.sent_at) > limits::CLIENT_STUCK;
-                    let brings_nothing = Some(*slot) == self.owner && now.since(c.heard_at) > limits::CLIENT_STUCK;
-                    holds && c.running.is_empty() && (sends_nothing || brings_nothing)
-                })
-            })
-            .collect();
+        let sends_nothing = |c: &Client, long| !c.closing && c.sending && now.since(c.sent_at) > long;
+        if self.is_short_for_answers() {
+            let closing: usize = self.clients.iter().flatten().filter(|c| c.closing).map(|c| c.accounted.1).sum();
+            let mut excess = (self.answers_bytes - closing).saturating_sub(clients_bytes_max / 2);
+            let is_deaf = |c: &&Client| sends_nothing(c, limits::CLIENT_STUCK_SHORT);
+            let mut deaf: Vec<(usize, u32)> =
+                self.clients.iter().flatten().filter(is_deaf).map(|c| (c.accounted.1, c.id.slot)).collect();
+            deaf.sort_unstable();
+            while excess > 0
+                && let Some((bytes, slot)) = deaf.pop()
+            {
+                excess = excess.saturating_sub(bytes);
+                self.close(rt, slot, "it does not take its answers, and there is no memory for those of others");
+            }
+        }
+        let is_stuck = |c: &&Client| {
+            let has_the_turn = Some(c.id.slot) == self.owner;
+            let long = if has_the_turn { limits::CLIENT_STUCK_SHORT } else { limits::CLIENT_STUCK };
+            let brings_nothing = has_the_turn && now.since(c.heard_at) > limits::CLIENT_STUCK;
+            let holds = c.conn.memory_bytes() > 0 && !c.closing;
+            holds && c.running.is_empty() && (sends_nothing(c, long) || brings_nothing)
+        };
+        let stuck: Vec<u32> = self.clients.iter().flatten().filter(is_stuck).map(|c| c.id.slot).collect();
         for slot in stuck {
             self.close(rt, slot, "it neither sends nor takes anything, and memory is short");
         }
@@ -887,6 +937,8 @@ impl Node {
 
 /// A request that has not waited yet.
 const NEW: u64 = u64::MAX;
+/// The slot of requests whose client has gone: no connection has it.
+const GONE: u32 = u32::MAX;
 
 impl Driver for Node {
     fn start(&mut self, rt: &mut dyn Rt) {
@@ -921,7 +973,7 @@ impl Driver for Node {
                 self.account(conn.slot);
                 self.mark(conn.slot);
             }
-            Event::Closed { conn, .. } => self.closed(conn),
+            Event::Closed { conn, .. } => self.closed(rt, conn),
             Event::Disk(done) => self.core.disk_done(rt.now(), done, &mut self.out),
             Event::Woken => {}
         }
@@ -950,13 +1002,14 @@ impl Driver for Node {
             meta.tick_groups(&mut self.core, now, rt.wall());
         }
         let over = self.is_over_budget();
-        let owner_is_done = self
-            .owner
-            .is_some_and(|slot| self.only_waits(slot) || self.client(slot).is_none_or(|c| c.conn.memory_bytes() == 0));
+        let owner_is_done = self.owner.is_some_and(|slot| {
+            self.only_waits(slot) || self.client(slot).is_none_or(|c| c.conn.requests_bytes() == 0)
+        });
         if !over || owner_is_done {
             self.owner = None;
         }
-        if !self.is_congested() && (!over || self.owner.is_none()) {
+        let short = self.is_short_for_answers();
+        if !self.is_congested() && if over { self.owner.is_none() } else { !short } {
             for slot in std::mem::take(&mut self.held) {
                 if let Some(client) = self.client(slot) {
                     client.held = false;
@@ -990,7 +1043,8 @@ impl Driver for Node {
         self.close_idle(rt);
         self.empty_outboxes();
         self.port.flush();
-        Counters::set(&self.stats.counters.memory_clients_bytes, self.clients_bytes as u64);
+        let clients_bytes = self.requests_bytes + self.answers_bytes;
+        Counters::set(&self.stats.counters.memory_clients_bytes, clients_bytes as u64);
         if self.may_leave(rt) {
             return Turn::Stop;
         }
@@ -1000,6 +1054,8 @@ impl Driver for Node {
         let groups = self.meta.as_ref().map(MetaHost::next_group_deadline);
         let waits = [self.core.next_deadline(), self.sleepers.first().map(|(until, _)| *until), self.stop_by, groups];
         let blocked = self.outbox.iter().any(|o| !o.is_empty()).then(|| rt.now() + Duration::from_millis(1));
-        Turn::Wait { until: waits.into_iter().flatten().chain(blocked).min() }
+        let short = self.is_over_budget() || self.is_short_for_answers();
+        let shed = short.then(|| rt.now() + limits::SHED_EVERY);
+        Turn::Wait { until: waits.into_iter().flatten().chain(blocked).chain(shed).min() }
     }
 }

@@ -659,6 +659,94 @@ fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
     }
 }
 
+/// Lost if it fails: the time of everybody on that core, to a few clients that ask for much and read nothing. A reader
+/// that is only slow is closed for their sake last, and not at all once there is memory again.
+#[test]
+fn answers_that_nobody_takes_hold_up_nobody_else_and_are_bounded() {
+    for seed in seeds(0..4) {
+        let _seed = Seed(seed);
+        let budget = 4 << 20;
+        let shape = Shape {
+            cores: 1 + seed as usize % 2,
+            clients_bytes_max: budget,
+            segment_bytes: 1 << 20,
+            ..Shape::default()
+        };
+        let mut broker = SimBroker::new(seed, shape);
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        for value in 0..8 {
+            assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 500_000, (-1, -1, -1))).0, 0);
+        }
+        let mut slow = Conn::open(&mut broker);
+        broker.world.set_reading(slow.id, false);
+        slow.send(&mut broker, FETCH, &fetch(TOPIC, 1, 0, 0, 1_000));
+        let mut deaf: Vec<Conn> = Vec::new();
+        let (mut slowest, mut most) = (std::time::Duration::ZERO, 0);
+        for value in 0..400 {
+            if value % 10 == 0 {
+                let mut one = Conn::open(&mut broker);
+                broker.world.set_reading(one.id, false);
+                one.send(&mut broker, FETCH, &fetch(TOPIC, 0, 0, 0, 55 << 20));
+                deaf.push(one);
+            }
+            let begun = broker.world.now();
+            assert_eq!(conn.produce(&mut broker, TOPIC, 1, &batch(&[value], 100, (-1, -1, -1))).0, 0);
+            slowest = slowest.max(broker.world.now().since(begun));
+            let held = broker.stats.iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).max();
+            most = most.max(held.unwrap());
+            broker.run_ms(20);
+        }
+        assert!(slowest < std::time::Duration::from_millis(200), "another client waited for {slowest:?}");
+        assert!(most < budget as u64, "{most} bytes are held for clients that take nothing");
+        // readers get their turn: whoever was in the way is gone
+        let begun = broker.world.now();
+        assert_eq!(conn.fetch(&mut broker, TOPIC, 0, 0).error_code, 0);
+        assert!(broker.world.now().since(begun) < std::time::Duration::from_secs(2));
+        let open: u64 = broker.stats.iter().map(|s| s.counters.connections.load(Ordering::Relaxed)).sum();
+        assert!((2..20).contains(&open), "{open} of {} are still there", deaf.len() + 2);
+        broker.world.set_reading(slow.id, true);
+        broker.run_ms(100);
+        assert_eq!(slow.answers(&mut broker).len(), 1, "it was slow, and in nobody's way");
+    }
+}
+
+/// Lost if it fails: records of a producer that sends and closes, as those with acks=0 do. Its requests and its end
+/// may be seen in the same turn; another broker takes what it has received.
+#[test]
+fn whole_requests_of_a_client_that_closes_at_once_take_effect() {
+    for seed in seeds(0..10) {
+        let _seed = Seed(seed);
+        let mut broker = SimBroker::new(seed, Shape { cores: 1 + seed as usize % 2, ..Shape::default() });
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 3), 0);
+        for value in 0..20 {
+            let acks = -i16::from(value % 2 == 0);
+            let bytes = batch(&[value], 100, (-1, -1, -1));
+            let mut brief = Conn::open(&mut broker);
+            broker.run_ms(10);
+            brief.send(&mut broker, PRODUCE, &produce(TOPIC, 0, &bytes).with_acks(acks));
+            broker.world.close(brief.id);
+        }
+        // more than a connection may have begun, and half of one more
+        let mut brief = Conn::open(&mut broker);
+        broker.run_ms(10);
+        for value in 0..200 {
+            let bytes = batch(&[value], 0, (-1, -1, -1));
+            brief.send(&mut broker, PRODUCE, &produce(TOPIC, 1, &bytes).with_acks(0));
+        }
+        broker.world.send(brief.id, &[0, 0, 1, 0, 0, 0, 0, 9]);
+        broker.world.close(brief.id);
+        broker.run_ms(2_000);
+        let mut values: Vec<u64> = conn.read_all(&mut broker, TOPIC, 0).into_iter().map(|(_, value)| value).collect();
+        values.sort_unstable();
+        assert_eq!(values, (0..20).collect::<Vec<_>>());
+        let values: Vec<u64> = conn.read_all(&mut broker, TOPIC, 1).into_iter().map(|(_, value)| value).collect();
+        assert_eq!(values, (0..200).collect::<Vec<_>>(), "all of them, in their order");
+        assert!(broker.stats.iter().all(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed) == 0));
+    }
+}
+
 /// Lost if it fails: a broker that is over its memory would stop for good, and not only go slowly.
 #[test]
 fn over_the_memory_budget_requests_go_through_one_at_a_time() {

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from harness import batch as rb
-from harness.broker import FOREIGN, MIB
+from harness.broker import FOREIGN, MIB, Client
 from harness.wire import Closed
 
 
@@ -54,6 +54,33 @@ def test_a_client_that_never_reads_is_bounded_and_holds_nobody_up(broker, client
         for conn in lazy:
             conn.close()
     quick(client, other, 0.5, 2.0)
+
+
+@pytest.mark.camus_only
+@pytest.mark.alone
+def test_more_clients_than_memory_that_never_read_hold_nobody_up(serve):
+    """Lost otherwise: the time of everybody on that core, until those that read nothing are closed."""
+    broker = serve(cores=1, settings={"camus.memory": "128MiB"})
+    client = Client(broker)
+    big, other = client.topic(), client.topic()
+    fill(client, big, 24)
+    lazy = []
+    try:
+        for _ in range(80):  # a batch for each is more than there is for answers
+            lazy.append(client.connect(receive_buffer=4096))
+            lazy[-1].send_fetch(big, {0: 0}, max_bytes=50 * MIB, partition_bytes=50 * MIB)
+        with client.connect() as conn:
+            for _ in range(200):
+                begun = time.monotonic()
+                assert conn.produce(other, rb.build([b"quick"])).error == 0
+                took = time.monotonic() - begun
+                assert took < 1, f"a producer waited for {took:.1f} s"
+                time.sleep(0.01)
+        quick(client, other, 1, 3.0)
+        assert broker.rss_bytes() < 300 * MIB, "answers that nobody reads pile up"
+    finally:
+        for conn in lazy:
+            conn.close()
 
 
 def test_a_client_that_reads_late_gets_every_answer_whole(client):

@@ -487,9 +487,13 @@ impl Inner {
     fn report<D: Driver>(&mut self, core: usize, driver: &mut D, what: Inbox) {
         let conns = &mut self.cores[core].conns;
         let open = |conns: &mut Slots<Conn>, conn| conns.get(conn).is_some_and(|state| state.closing.is_none());
+        // What came before the peer's end is told before it, also when both are there already.
+        let ended = |conns: &mut Slots<Conn>, conn| {
+            conns.get(conn).is_some_and(|state| state.closing == Some(CloseReason::Peer))
+        };
         match what {
             Inbox::Accepted { listener, conn, peer } => {
-                if open(conns, conn) {
+                if ended(conns, conn) || open(conns, conn) {
                     driver.event(&mut self.rt(core), Event::Accepted { listener, conn, peer });
                 } else {
                     // It came and went before anybody was told.
@@ -503,7 +507,7 @@ impl Inner {
                 }
             }
             Inbox::Received(conn, bytes) => {
-                if open(conns, conn) {
+                if ended(conns, conn) || open(conns, conn) {
                     driver.event(&mut self.rt(core), Event::Received { conn, bytes: &bytes });
                 }
             }

@@ -43,6 +43,8 @@ pub struct Ctx<'a> {
     /// What this core may give out of the producer ids; more come with [`camus_meta::Command::TakeProducerIds`].
     pub producer_ids: &'a mut super::init_producer_id::ProducerIds,
     pub random: &'a mut dyn FnMut() -> u64,
+    /// What one fetch may return now, bytes, beside the settings: a part of what is left of the memory for answers.
+    pub fetch_room_bytes: usize,
 }
 
 impl Ctx<'_> {

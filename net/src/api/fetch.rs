@@ -215,6 +215,9 @@ struct Fetch {
     committed: bool,
     deadline: Mono,
     min_bytes: usize,
+    /// Of the request and the settings.
+    limit_bytes: usize,
+    /// In this pass: the limit, or less when memory is short.
     max_bytes: usize,
     session: SessionUse,
     /// In the order of reading.
@@ -250,6 +253,7 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         deadline: ctx.now + asked.wait,
         // More than the limit is never there; and with a limit of nothing a batch is still worth waiting for.
         min_bytes: (asked.min_bytes as usize).min(max_bytes.max(1)),
+        limit_bytes: max_bytes,
         max_bytes,
         session,
         parts: parts.map(|(key, wanted, told)| Part { key, wanted, told, found: Found::failed(Code::None) }).collect(),
@@ -302,6 +306,7 @@ impl Fetch {
     /// Reads all partitions anew, as the metadata has them now.
     fn pass(mut self, ctx: &mut Ctx<'_>) -> Outcome {
         self.insisted = false;
+        self.max_bytes = self.limit_bytes.min(ctx.fetch_room_bytes);
         for part in &mut self.parts {
             part.found = match route(ctx, &part.key) {
                 Ok(route) => Found::Open(route),
@@ -1121,6 +1126,21 @@ mod tests {
             assert_eq!(c.next(&[], &[]), [(0, code, 0)]);
             assert_eq!(c.next(&[], &[(T, 0)]), []);
         }
+    }
+
+    /// Answers that nobody takes would fill the memory; without a batch at least, a reader would stand still.
+    #[test]
+    fn when_memory_is_short_a_fetch_gives_less_but_a_batch_at_least() {
+        let mut c = Client::new(12);
+        c.limits(0, 1, 50_000_000, 10_000_000);
+        (0..4).for_each(|_| c.logs.append(PartitionId(7000), 1, 10));
+        for (room, bytes) in [(usize::MAX, 4 * 71), (3 * 71, 3 * 71), (100, 71), (1, 71), (0, 71)] {
+            c.world.fetch_room_bytes = room;
+            assert_eq!(sizes(&c.fetch(&[(T, 0, 0)])), [bytes], "{room}");
+        }
+        // One that waits for more than there is room for is answered with what there is.
+        c.limits(300, 200, 50_000_000, 10_000_000);
+        assert_eq!(sizes(&c.fetch(&[(T, 0, 0)])), [71]);
     }
 
     /// Under a limit of one batch every partition still gets its turn.

@@ -364,6 +364,7 @@ pub(super) mod testing {
                 sessions: &mut self.sessions,
                 producer_ids: &mut self.producer_ids,
                 random: &mut random,
+                fetch_room_bytes: usize::MAX,
             })
         }
 

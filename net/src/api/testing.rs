@@ -20,6 +20,7 @@ pub struct World {
     pub sessions: Sessions,
     pub producer_ids: ProducerIds,
     seed: u64,
+    pub fetch_room_bytes: usize,
 }
 
 pub fn topic(name: &str, id: u128, partitions: u64) -> Topic {
@@ -64,6 +65,7 @@ impl World {
             sessions: Sessions::default(),
             producer_ids: ProducerIds::default(),
             seed: 1,
+            fetch_room_bytes: usize::MAX,
         }
     }
 
@@ -82,6 +84,7 @@ impl World {
             sessions: &mut self.sessions,
             producer_ids: &mut self.producer_ids,
             random: &mut random,
+            fetch_room_bytes: self.fetch_room_bytes,
         })
     }
 
