@@ -704,6 +704,8 @@ fn nothing_is_acknowledged_after_a_failed_write() {
         }
         bench.run_ms(60);
         assert!(bench.board.borrow().fatal.is_some(), "the process would go on");
+        let core = bench.world.driver(bench.core).expect("it runs").core();
+        assert_eq!(core.next_deadline(), None, "a deadline that has passed would keep the thread busy");
         assert_eq!((0..3).filter_map(|shard| bench.term(shard)).count(), 0, "nobody leads here any more");
         let acked = |bench: &Bench, request| match bench.answer(request) {
             Some(Answer::Produced(Ok(produced))) => Some(produced.base_offset.0),

@@ -364,8 +364,11 @@ impl Core {
         Counters::set(&counters.wal_disk_bytes, self.wal.disk_bytes());
     }
 
-    /// When the next turn is due though nothing happens.
+    /// When the next turn is due though nothing happens. A poisoned core has nothing more to do.
     pub fn next_deadline(&self) -> Option<Mono> {
+        if self.poisoned {
+            return None;
+        }
         self.next_tick.into_iter().chain(self.wal.next_deadline()).min()
     }
 
