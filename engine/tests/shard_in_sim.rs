@@ -651,7 +651,7 @@ fn at_the_limit_every_start_serves_and_takes_deletions_and_the_disk_holds() {
         for life in 0..60 {
             for _ in 0..100 {
                 tag += 1;
-                let batch = plain(tag, 1, 60_000);
+                let batch = plain(tag, 1, 100_000);
                 match bench.produce(p, &batch) {
                     Ok(_) => stored.push(rest_of(&batch)),
                     Err(refusal) => {
@@ -674,7 +674,7 @@ fn at_the_limit_every_start_serves_and_takes_deletions_and_the_disk_holds() {
         bench.trim(q, None).unwrap();
         bench.run_ms(5_000);
         assert_eq!(space(&mut bench), None, "deletions bring it back");
-        bench.produce(p, &plain(1 << 30, 1, 60_000)).unwrap();
+        bench.produce(p, &plain(1 << 30, 1, 100_000)).unwrap();
         bench.run_ms(5_000);
         assert!(bench.board.borrow().disk_bytes <= 4 << 20, "and the disk gets back what was over the limit");
     }
