@@ -666,7 +666,15 @@ fn at_the_limit_every_start_serves_and_takes_deletions_and_the_disk_holds() {
             let us = bench.world.rng().between(0, 600_000);
             bench.world.run_for(Duration::from_micros(us));
             bench.crash_somehow();
-            bench.start();
+            bench.try_start().unwrap();
+            let (core, mut told) = (bench.core, false);
+            let serves = bench.world.run_until(Duration::from_secs(30), |world| {
+                let core = world.driver(core).expect("it runs").core();
+                told |= !core.is_serving() && !core.has_space();
+                core.is_serving()
+            });
+            assert!(serves, "it does not serve");
+            assert!(!told, "who waits for a start that comes would be told that it can not");
         }
         assert_eq!(rests(&bench.read_all(p)), stored);
         assert_eq!(bench.read_all(q)[0].base, 59);

@@ -378,8 +378,12 @@ impl Core {
     }
 
     /// Why a batch of the usual largest size is refused for want of space, if it is. While buffers or a segment are
-    /// awaited this is `None`: such a batch waits and is not refused.
+    /// awaited this is `None`: such a batch waits and is not refused. Until every shard is led no batch is taken, and
+    /// what counts is whether the elections find space: a log at its limit is no reason not to start.
     pub fn no_space_why(&self) -> Option<NoSpaceWhy> {
+        if !self.is_serving() {
+            return self.no_space_for_elections_why();
+        }
         self.wal.no_space_why(limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max()))
     }
 
