@@ -23,6 +23,8 @@ pub const WAL_SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
 pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
 /// Segments that wait for use, pre-written. Surplus files are deleted.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
+/// Segments over the disk limit that a log at its limit may take for what frees space and for a start's elections.
+pub const WAL_SEGMENTS_OVER_LIMIT_MAX: usize = 2;
 /// Rest after which a group without records says that the last ones are on the media (docs/adr/0002), ms.
 pub const WAL_MARK_IDLE_MS: u64 = 250;
 /// How often a segment that found no space is tried again, ms.

@@ -11,7 +11,7 @@ use camus_engine::io::{FileId, Volume};
 use camus_engine::shard::api::{Answer, Ask, BatchRules, OffsetQuery, Refusal, Route};
 use camus_engine::shard::core::RecoverError;
 use camus_engine::types::{LeaderEpoch, Offset};
-use camus_engine::wal::WalError;
+use camus_engine::wal::{NoSpaceWhy, WalError};
 use partition_kit::{Batch, Rec};
 use shard_kit::{Bench, Seed, Shape, Stored, rest_of, seeds};
 use std::collections::{BTreeMap, VecDeque};
@@ -635,6 +635,59 @@ fn a_log_at_its_limit_takes_deletions_and_heals_by_them() {
     }
 }
 
+/// Lost if it fails: a broker at its limit that does not come back, or takes the disk beyond it restart by restart.
+#[test]
+fn at_the_limit_every_start_serves_and_takes_deletions_and_the_disk_holds() {
+    for seed in seeds(0..3) {
+        let _seed = Seed(seed);
+        let shape = Shape { segment_bytes: 1024 * 1024, segments_max: 4, ..SMALL };
+        let mut bench = Bench::new(seed, shape);
+        let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+        for n in 0..200 {
+            bench.produce(q, &plain(n, 1, 10)).unwrap();
+        }
+        let (mut tag, mut stored) = (1_000, Vec::new());
+        let space = |bench: &mut Bench| bench.world.driver(bench.core).expect("it runs").core().no_space_why();
+        for life in 0..60 {
+            for _ in 0..100 {
+                tag += 1;
+                let batch = plain(tag, 1, 100_000);
+                match bench.produce(p, &batch) {
+                    Ok(_) => stored.push(rest_of(&batch)),
+                    Err(refusal) => {
+                        assert_eq!(refusal, Refusal::NoSpace);
+                        break;
+                    }
+                }
+            }
+            assert_eq!(space(&mut bench), Some(NoSpaceWhy::Limit), "readiness says what producers are told");
+            assert!(bench.board.borrow().disk_bytes <= 6 << 20, "{} restarts", life);
+            bench.trim(q, Some(life)).unwrap();
+            let us = bench.world.rng().between(0, 600_000);
+            bench.world.run_for(Duration::from_micros(us));
+            bench.crash_somehow();
+            bench.try_start().unwrap();
+            let (core, mut told) = (bench.core, false);
+            let serves = bench.world.run_until(Duration::from_secs(30), |world| {
+                let core = world.driver(core).expect("it runs").core();
+                told |= !core.is_serving() && !core.has_space();
+                core.is_serving()
+            });
+            assert!(serves, "it does not serve");
+            assert!(!told, "who waits for a start that comes would be told that it can not");
+        }
+        assert_eq!(rests(&bench.read_all(p)), stored);
+        assert_eq!(bench.read_all(q)[0].base, 59);
+        bench.trim(p, None).unwrap();
+        bench.trim(q, None).unwrap();
+        bench.run_ms(5_000);
+        assert_eq!(space(&mut bench), None, "deletions bring it back");
+        bench.produce(p, &plain(1 << 30, 1, 100_000)).unwrap();
+        bench.run_ms(5_000);
+        assert!(bench.board.borrow().disk_bytes <= 4 << 20, "and the disk gets back what was over the limit");
+    }
+}
+
 /// Lost if it fails: promise 7. A write that failed would be acknowledged, or tried again into success.
 #[test]
 fn nothing_is_acknowledged_after_a_failed_write() {
@@ -659,6 +712,8 @@ fn nothing_is_acknowledged_after_a_failed_write() {
         }
         bench.run_ms(60);
         assert!(bench.board.borrow().fatal.is_some(), "the process would go on");
+        let core = bench.world.driver(bench.core).expect("it runs").core();
+        assert_eq!(core.next_deadline(), None, "a deadline that has passed would keep the thread busy");
         assert_eq!((0..3).filter_map(|shard| bench.term(shard)).count(), 0, "nobody leads here any more");
         let acked = |bench: &Bench, request| match bench.answer(request) {
             Some(Answer::Produced(Ok(produced))) => Some(produced.base_offset.0),

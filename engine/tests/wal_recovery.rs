@@ -764,9 +764,7 @@ impl Volume for Unflushed<'_> {
 #[test]
 fn files_are_flushed_before_they_are_believed() {
     let mut host = Host::new(config(SEGMENT, 8));
-    host.complete(0);
-    host.turn();
-    host.complete(0);
+    host.settle();
     host.append(b"one").expect("room");
     host.turn();
     while host.pending.iter().any(|(_, op)| matches!(op, DiskOp::Write { .. })) {

@@ -3,10 +3,12 @@
 mod wal_model;
 
 use camus_engine::io::{DiskDone, DiskError, DiskErrorKind, DiskOk, DiskOp, FileId};
-use camus_engine::limits::{WAL_CHUNK_BYTES, WAL_GROUP_BYTES_MAX, WAL_GROUPS_IN_FLIGHT_MAX};
+use camus_engine::limits::{
+    WAL_CHUNK_BYTES, WAL_GROUP_BYTES_MAX, WAL_GROUPS_IN_FLIGHT_MAX, WAL_SEGMENTS_OVER_LIMIT_MAX,
+};
 use camus_engine::types::{Lsn, SegmentSeq};
 use camus_engine::wal::format::GroupHeader;
-use camus_engine::wal::{Room, WalError, WalOut};
+use camus_engine::wal::{NoSpaceWhy, Room, WalError, WalOut};
 use wal_model::{BLOCK, Host, Rng, config};
 
 const MIB: usize = 1024 * 1024;
@@ -192,6 +194,7 @@ fn a_full_disk_is_refused_and_heals_by_itself() {
         host.settle();
     }
     assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
+    assert_eq!(host.wal.no_space_why(10_000), Some(NoSpaceWhy::DiskFull));
     assert_eq!(host.poisoned, None);
     let retry = host.wal.next_deadline().expect("it is tried again");
     host.settle();
@@ -216,14 +219,133 @@ fn at_the_limit_what_frees_space_still_has_room_and_a_release_heals() {
     }
     assert_eq!(host.volume.files.len(), 4);
     assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
+    assert_eq!(host.wal.no_space_why(10_000), Some(NoSpaceWhy::Limit));
     assert_eq!(host.wal.room_for_reserved(10_000), Room::Yes, "a trim must be logged");
     host.append_reserved(&[2; 10_000]);
     host.settle();
+    assert_eq!(host.wal.room_for(10), Room::NoSpace, "not in what was begun for the reserve");
     host.release(SegmentSeq(3));
     host.settle();
-    assert_eq!(host.wal.room_for(10_000), Room::Yes);
+    assert_eq!((host.wal.room_for(10_000), host.wal.no_space_why(10_000)), (Room::Yes, None));
     host.append_durable(&[3; 10_000]);
     assert_eq!(host.volume.files.len(), 4, "released files are used again");
+}
+
+/// Lost if it fails: the disk, a segment beyond its limit for every restart of a broker that producers go on at.
+#[test]
+fn a_thousand_restarts_at_the_limit_take_two_segments_at_most() {
+    let mut rng = Rng(11);
+    let mut host = host(16 * BLOCK, 4);
+    let most = 4 + WAL_SEGMENTS_OVER_LIMIT_MAX;
+    let (mut refused, mut freed, mut reserve_spent) = (0, 0, 0);
+    for restart in 0..1000 {
+        for _ in 0..rng.below(12) {
+            refused += usize::from(host.append(&[1; 10_000]).is_none());
+            if rng.below(2) == 0 {
+                host.settle();
+            }
+        }
+        // what a start writes: its elections
+        if host.wal.room_for_reserved(BLOCK) == Room::Yes {
+            host.append_reserved(&[2; 100]);
+        }
+        host.turn();
+        if rng.below(2) == 0 {
+            host.settle();
+        }
+        assert!(host.volume.files.len() <= most, "{} files after {restart} restarts", host.volume.files.len());
+        if host.volume.files.len() > 4 {
+            assert_eq!(host.wal.room_for(1), Room::NoSpace, "what is over the limit is for what frees space");
+        }
+        if host.wal.no_space_for_reserved_why(BLOCK).is_some() || restart % 97 == 96 {
+            reserve_spent += u32::from(restart % 97 != 96);
+            host.settle();
+            host.release(host.wal.segment_now());
+            for _ in 0..6 {
+                host.tick(5_000);
+                host.settle();
+            }
+            assert_eq!(host.wal.room_for(10_000), Room::Yes, "freed space brings it back after {restart} restarts");
+            assert_eq!(host.wal.no_space_why(10_000), None);
+            host.append_durable(&[3; 10_000]);
+            freed += 1;
+        }
+        host = host.crash(&mut rng).restart(restart);
+        host.turn();
+        while host.pending.len() > 1 && rng.below(4) > 0 {
+            host.complete(0);
+            host.turn();
+        }
+    }
+    assert!(refused > 500 && freed > 10 && reserve_spent > 0, "{refused} {freed} {reserve_spent}");
+}
+
+/// Lost if it fails: the start of a broker at its limit whose last segment has no room for an election.
+#[test]
+fn at_the_limit_a_full_segment_is_followed_by_one_for_the_reserve_only() {
+    let mut host = host(16 * BLOCK, 4);
+    while host.append(&[1; 3000]).is_some() {
+        host.settle();
+    }
+    // the last spare, down to its last block
+    let before = host.wal.segment_now();
+    for _ in 0..14 {
+        host.append_reserved(&[2; 3000]);
+        host.settle();
+    }
+    assert_eq!(host.wal.segment_now(), SegmentSeq(before.0 + 1));
+    host = host.crash(&mut Rng(0)).restart(1);
+    host.settle();
+    assert_eq!(host.wal.room_for_reserved(BLOCK), Room::Wait, "a hard state and an entry: two blocks");
+    host.settle();
+    assert_eq!(host.wal.room_for_reserved(BLOCK), Room::Yes);
+    assert_eq!(host.volume.files.len(), 5);
+    host.append_reserved(&[2; BLOCK]);
+    host.settle();
+    assert_eq!((host.wal.room_for(1), host.wal.no_space_why(1)), (Room::NoSpace, Some(NoSpaceWhy::Limit)));
+    assert_eq!(host.wal.no_space_for_reserved_why(BLOCK), None);
+}
+
+/// Lost if it fails: the start of a broker at its limit, when power cuts tear what each start writes.
+#[test]
+fn at_the_limit_a_torn_end_is_made_void_and_gone_on_with() {
+    for seed in 0..200 {
+        let mut rng = Rng(seed);
+        let mut host = host(64 * BLOCK, 3);
+        while host.append(&[1; 10_000]).is_some() {
+            host.settle();
+        }
+        host.append_reserved(&[2; 10_000]);
+        host.settle();
+        let segment = host.wal.segment_now();
+        for life in 0..5 {
+            for _ in 0..3 {
+                if host.wal.room_for_reserved(6_000) == Room::Yes {
+                    host.append_reserved(&[3; 6_000]);
+                }
+                host.turn();
+            }
+            host = host.crash(&mut rng).restart(seed << 8 | life);
+            if rng.below(3) == 0 && !host.pending.is_empty() {
+                // and the power goes again while it is made void
+                for _ in 0..rng.below(3) {
+                    host.complete(0);
+                    host.turn();
+                    if host.pending.is_empty() {
+                        break;
+                    }
+                }
+                host = host.crash(&mut rng).restart(seed << 8 | life | 128);
+            }
+            host.settle();
+            assert_eq!(host.wal.room_for(1), Room::NoSpace);
+            assert_eq!((host.wal.segment_now(), host.volume.files.len()), (segment, 3));
+        }
+        host.append_reserved(&[4; 6_000]);
+        host.settle();
+        host.check_reads();
+        assert_eq!(host.wal.no_space_for_reserved_why(BLOCK), None);
+    }
 }
 
 /// Lost if it fails: the disk, to files that nothing needs (or the log, to a file removed too early).

@@ -16,7 +16,7 @@ use crate::stats::{CoreStats, Counters};
 use crate::types::{
     CoreId, EntryId, Index, LeaderEpoch, Lsn, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, WallMs,
 };
-use crate::wal::{RecordAt, RecordHead, RecordKind, Room, Wal, WalConfig, WalError, WalOut};
+use crate::wal::{NoSpaceWhy, RecordAt, RecordHead, RecordKind, Room, Wal, WalConfig, WalError, WalOut};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -364,14 +364,32 @@ impl Core {
         Counters::set(&counters.wal_disk_bytes, self.wal.disk_bytes());
     }
 
-    /// When the next turn is due though nothing happens.
+    /// When the next turn is due though nothing happens. A poisoned core has nothing more to do.
     pub fn next_deadline(&self) -> Option<Mono> {
+        if self.poisoned {
+            return None;
+        }
         self.next_tick.into_iter().chain(self.wal.next_deadline()).min()
     }
 
-    /// The WAL can take records; false while the disk is full or the limit is reached.
+    /// The WAL has space for an ordinary batch; false while the disk is full or the limit is reached.
     pub fn has_space(&self) -> bool {
-        self.wal.room_for(0) != Room::NoSpace
+        self.no_space_why().is_none()
+    }
+
+    /// Why a batch of the usual largest size is refused for want of space, if it is. While buffers or a segment are
+    /// awaited this is `None`: such a batch waits and is not refused. Until every shard is led no batch is taken, and
+    /// what counts is whether the elections find space: a log at its limit is no reason not to start.
+    pub fn no_space_why(&self) -> Option<NoSpaceWhy> {
+        if !self.is_serving() {
+            return self.no_space_for_elections_why();
+        }
+        self.wal.no_space_why(limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max()))
+    }
+
+    /// Why even what frees space, and the election of a start, finds no space, if so.
+    pub fn no_space_for_elections_why(&self) -> Option<NoSpaceWhy> {
+        self.wal.no_space_for_reserved_why(limits::BLOCK_BYTES)
     }
 
     /// Since when the oldest batch waits for room in the WAL, if one does.

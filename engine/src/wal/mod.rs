@@ -21,4 +21,4 @@ mod writer;
 pub use error::{Damage, WalError, Why};
 pub use record::{RecordAt, RecordHead, RecordKind};
 pub use recovery::{Dropped, Owner, Role};
-pub use writer::{RecoveryReport, Room, Wal, WalConfig, WalOut};
+pub use writer::{NoSpaceWhy, RecoveryReport, Room, Wal, WalConfig, WalOut};

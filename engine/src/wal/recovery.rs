@@ -75,6 +75,9 @@ pub struct Scan {
     /// The byte behind the last group in the last of `live`, where the next one may be written. `None`: the log goes on
     /// in a new segment, because something is dropped, or the segment is full, or there is none.
     pub goes_on_at: Option<u32>,
+    /// The byte behind the last group in the last of `live`, where what is dropped begins: the next group may be
+    /// written there once everything from here to the end of the segment is void. `None` where `goes_on_at` is set.
+    pub torn_at: Option<u32>,
     /// The highest LSN that any header says was on the media. At most `last`.
     pub durable: Lsn,
     /// The highest sequence of any header.
@@ -115,6 +118,7 @@ pub fn scan(
     assert!(durable <= end.last, "LSN {durable} was acknowledged, but the log ends at {}", end.last);
 
     let mut live = end.live;
+    let torn_at = end.torn_at.filter(|_| live.last().is_some_and(|(_, groups)| *groups > 0));
     let written = live.last().filter(|_| end.goes_on_at.is_some()).map(|(s, _)| s.file);
     live.retain(|(s, groups)| *groups > 0 || Some(s.file) == written);
     let roles = files.all.iter().map(|(file, bytes)| {
@@ -135,6 +139,7 @@ pub fn scan(
         chain: end.chain,
         last_with_records,
         goes_on_at: end.goes_on_at,
+        torn_at,
         durable,
         sequence: files.segments.iter().map(SegmentFound::sequence).max().unwrap_or(SegmentSeq(0)),
         groups,
@@ -255,6 +260,7 @@ struct End {
     last: Lsn,
     chain: u32,
     goes_on_at: Option<u32>,
+    torn_at: Option<u32>,
     dropped: Option<Dropped>,
 }
 
@@ -273,7 +279,14 @@ impl Walk<'_> {
         let Some(first) = needed.first() else {
             assert!(files.segments.is_empty(), "the segment that says which is the oldest is not older than it");
             self.refuse_groups_without_header(Lsn(1), None)?;
-            return Ok(End { live: Vec::new(), last: Lsn(0), chain: 0, goes_on_at: None, dropped: None });
+            return Ok(End {
+                live: Vec::new(),
+                last: Lsn(0),
+                chain: 0,
+                goes_on_at: None,
+                torn_at: None,
+                dropped: None,
+            });
         };
         if first.header.sequence != oldest {
             let later = self.later(needed, None)?;
@@ -325,8 +338,13 @@ impl Walk<'_> {
             let stop = self.segment(segment, &mut next, &mut chain, limit)?;
             live.push((*segment, self.groups - groups_before));
             if let Some(stop) = stop {
-                let (goes_on_at, dropped) = self.chain_ends(&needed[i..], next, chain, stop)?;
-                return Ok(End { live, last: Lsn(next.0 - 1), chain, goes_on_at, dropped });
+                let place = u32::try_from(stop.at).expect("a segment is below 4 GiB");
+                let is_room = stop.at < segment.header.segment_bytes;
+                let (is_clean, dropped) = self.chain_ends(&needed[i..], next, chain, stop)?;
+                let goes_on_at = is_clean.then_some(place);
+                // what was begun in a later segment is no part of this one, and that one is free
+                let torn_at = (!is_clean && is_room && needed.len() == i + 1).then_some(place);
+                return Ok(End { live, last: Lsn(next.0 - 1), chain, goes_on_at, torn_at, dropped });
             }
         }
         unreachable!("the last segment has no limit, so its walk stops")
@@ -393,14 +411,14 @@ impl Walk<'_> {
     }
 
     /// The chain ended before `next` in the first of `segments`. Either that is the end of the log, or it is damaged.
-    /// Returns where the log may go on in this segment, and what is dropped.
+    /// Returns whether the log may go on at this place, and what is dropped.
     fn chain_ends(
         &mut self,
         segments: &[SegmentFound],
         next: Lsn,
         chain: u32,
         stop: Stop,
-    ) -> Result<(Option<u32>, Option<Dropped>), WalError> {
+    ) -> Result<(bool, Option<Dropped>), WalError> {
         let segment = &segments[0];
         let later = self.later(segments, Some(stop.at))?;
         self.durable = self.durable.max(later.durable);
@@ -442,7 +460,6 @@ impl Walk<'_> {
             && !stop.likely
             && later.headers == 0
             && segments.len() == 1;
-        let goes_on_at = is_clean.then(|| u32::try_from(stop.at).expect("a segment is below 4 GiB"));
         let left_a_trace = stop.header.is_some() || later.headers > 0;
         assert!(!(is_clean && left_a_trace), "what is dropped must become void");
         let dropped = left_a_trace.then(|| Dropped {
@@ -452,7 +469,7 @@ impl Walk<'_> {
             found: stop.fault.to_string(),
             later: later.headers,
         });
-        Ok((goes_on_at, dropped))
+        Ok((is_clean, dropped))
     }
 
     /// Group headers of `segments`, in the first one after the block at `after` only. Void ones are counted too: what

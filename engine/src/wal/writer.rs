@@ -19,7 +19,7 @@ use crate::io::buf::{Chunk, ChunkPool};
 use crate::io::{BlockBuf, DiskDone, DiskError, DiskErrorKind, DiskOk, DiskOp, FileId, OpId, Volume};
 use crate::limits::{
     BLOCK_BYTES, WAL_CHUNK_BYTES, WAL_GROUP_BYTES_MAX, WAL_GROUPS_IN_FLIGHT_MAX, WAL_MARK_IDLE_MS,
-    WAL_PREPARE_RETRY_MS, WAL_RECORD_BYTES_MAX, WAL_SPARE_SEGMENTS_MAX,
+    WAL_PREPARE_RETRY_MS, WAL_RECORD_BYTES_MAX, WAL_SEGMENTS_OVER_LIMIT_MAX, WAL_SPARE_SEGMENTS_MAX,
 };
 use crate::types::{CoreId, Lsn, Mono, SegmentSeq};
 use bytes::Bytes;
@@ -38,7 +38,8 @@ pub struct WalConfig {
     pub core: CoreId,
     /// Length of a segment's file: whole blocks, below 4 GiB.
     pub segment_bytes: u64,
-    /// All files together: the limit of the disk space. At least 3.
+    /// All files together: the limit of the disk space. At least 3. What is appended as reserved may take
+    /// [`WAL_SEGMENTS_OVER_LIMIT_MAX`] more.
     pub segments_max: usize,
     /// Of the tail cache.
     pub cache_bytes: usize,
@@ -52,6 +53,32 @@ pub enum Room {
     Wait,
     /// The disk is full, or the limit of segments is reached. Heals when segments are released or the disk has space.
     NoSpace,
+}
+
+/// Why a record finds no space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoSpaceWhy {
+    /// The disk had no room for a segment. Tried again each second.
+    DiskFull,
+    /// [`WalConfig::segments_max`] is reached, or a record is larger than any segment.
+    Limit,
+}
+
+/// Who asks for room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asks {
+    /// Whatever leaves a whole spare segment, within the limit, behind it.
+    Ordinary,
+    /// What frees space or must not wait for it: also the last spare, and what is over the limit.
+    Reserved,
+}
+
+/// Why there is no place in a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Lack {
+    /// One is being prepared, or will be.
+    Awaited,
+    Space(NoSpaceWhy),
 }
 
 /// What is to happen, and what has happened.
@@ -103,6 +130,11 @@ pub struct Wal {
     live: VecDeque<Segment>,
     /// Where the next group goes in the last segment. `None`: the last segment is another run's, and takes no more.
     place: Option<u32>,
+    /// Where the last segment, which is another run's, lacks nothing but that an unfinished write in it becomes void.
+    /// Gone once a new segment is begun.
+    torn_at: Option<u32>,
+    /// The unfinished write is being made void, up to this byte.
+    voided: Option<u32>,
     next_sequence: SegmentSeq,
 
     open: Option<OpenGroup>,
@@ -133,6 +165,8 @@ pub struct Wal {
     /// The last Prepare found no space; it is tried again at `retry_at` (unset until the next turn).
     no_space: bool,
     retry_at: Option<Mono>,
+    /// Something reserved found no place: it gets a segment over the limit.
+    reserve_wanted: Cell<bool>,
     /// Files that take space and can not be used.
     dead_files: usize,
     next_file: u32,
@@ -196,6 +230,8 @@ enum Doing {
     Group(Lsn),
     Header(SegmentSeq),
     Prepare(FileId),
+    /// Zeros up to this byte.
+    Void(u32),
     Remove(u64),
 }
 
@@ -208,6 +244,11 @@ impl OpenGroup {
     fn end(&self) -> u32 {
         self.at + self.bytes.next_multiple_of(BLOCK_BYTES) as u32
     }
+}
+
+/// Of a group with one record of this many bytes, its head included.
+fn group_bytes(record: usize) -> usize {
+    (GROUP_HEADER_BYTES + record).next_multiple_of(BLOCK_BYTES)
 }
 
 const MARK_IDLE: Duration = Duration::from_millis(WAL_MARK_IDLE_MS);
@@ -266,6 +307,8 @@ impl Wal {
             incarnation_seed,
             live,
             place: scan.goes_on_at,
+            torn_at: scan.torn_at,
+            voided: None,
             next_sequence,
             open: None,
             closed: VecDeque::new(),
@@ -283,6 +326,7 @@ impl Wal {
             removing: false,
             no_space: false,
             retry_at: None,
+            reserve_wanted: Cell::new(false),
             dead_files: 0,
             next_file: 1,
             disk_bytes: 0,
@@ -327,21 +371,44 @@ impl Wal {
         }
         self.headers(out);
         self.prepare(None, out);
+        self.void(out);
     }
 
-    /// Whether a record with a body of this many bytes can be appended now. Keeps one segment in reserve for
-    /// [`Self::room_for_reserved`]. A body above [`Self::record_bytes_max`] never finds space.
+    /// Whether a record with a body of this many bytes can be appended now. Only what leaves one whole spare segment
+    /// within the limit, for [`Self::room_for_reserved`], can. A body above [`Self::record_bytes_max`] never finds
+    /// space.
     ///
     /// After a `Yes` several smaller records may be appended in the same turn instead: each counts its body, rounded up
     /// to 16, and, except for the first, 96 bytes more.
     pub fn room_for(&self, body_bytes: usize) -> Room {
-        self.ask(body_bytes, 2)
+        self.ask(body_bytes, Asks::Ordinary)
     }
 
-    /// As [`Self::room_for`], but may use the last spare segment: for what frees space, or must not wait for it (trims,
-    /// snapshots, Raft's hard state).
+    /// As [`Self::room_for`], but may use the last spare segment, and [`WAL_SEGMENTS_OVER_LIMIT_MAX`] segments over the
+    /// limit: for what frees space, or must not wait for it (trims, snapshots, Raft's hard state).
     pub fn room_for_reserved(&self, body_bytes: usize) -> Room {
-        self.ask(body_bytes, 1)
+        self.ask(body_bytes, Asks::Reserved)
+    }
+
+    /// Why [`Self::room_for`] finds no space for such a body, if that is so. Nothing is asked for: it may be called at
+    /// any time. Neither buffers nor a segment that is on its way are a lack of space, and a disk that was full is full
+    /// until a segment was prepared, so the answer does not change back and forth.
+    pub fn no_space_why(&self, body_bytes: usize) -> Option<NoSpaceWhy> {
+        if body_bytes > self.record_bytes_max() {
+            return Some(NoSpaceWhy::Limit);
+        }
+        match self.place_for(record_bytes(body_bytes), Asks::Ordinary) {
+            Err(Lack::Space(why)) if !self.poisoned => Some(why),
+            Err(_) | Ok(()) => None,
+        }
+    }
+
+    /// As [`Self::no_space_why`], for [`Self::room_for_reserved`].
+    pub fn no_space_for_reserved_why(&self, body_bytes: usize) -> Option<NoSpaceWhy> {
+        match self.place_for(record_bytes(body_bytes), Asks::Reserved) {
+            Err(Lack::Space(why)) if !self.poisoned => Some(why),
+            Err(_) | Ok(()) => None,
+        }
     }
 
     /// The largest body that this log can ever take.
@@ -353,37 +420,34 @@ impl Wal {
         WAL_RECORD_BYTES_MAX.min(segment).min(pool)
     }
 
-    fn ask(&self, body_bytes: usize, spares_needed: usize) -> Room {
+    fn ask(&self, body_bytes: usize, asks: Asks) -> Room {
         if body_bytes > self.record_bytes_max() {
             return Room::NoSpace;
         }
         let record = record_bytes(body_bytes);
-        let room = self.room(record, spares_needed);
+        let room = self.room(record, asks);
         if room == Room::Yes {
             self.asked_bytes.set(self.asked_bytes.get().max(record));
+        } else if asks == Asks::Reserved && self.place_for(record, asks).is_err() {
+            self.reserve_wanted.set(true);
         }
         room
     }
 
     /// For a record of this many bytes, its head included.
-    fn room(&self, record: usize, spares_needed: usize) -> Room {
+    fn room(&self, record: usize, asks: Asks) -> Room {
         if self.poisoned {
             return Room::Wait;
+        }
+        match self.place_for(record, asks) {
+            Ok(()) => {}
+            Err(Lack::Awaited) => return Room::Wait,
+            Err(Lack::Space(_)) => return Room::NoSpace,
         }
         if self.open.as_ref().is_some_and(|open| open.fits(record)) {
             return Room::Yes;
         }
-        let group = (GROUP_HEADER_BYTES + record).next_multiple_of(BLOCK_BYTES);
-        let place = match self.segment_room() {
-            Some(room) if room >= group => Room::Yes,
-            _ if self.spares.len() >= spares_needed => Room::Yes,
-            _ if self.preparing && !self.no_space => Room::Wait,
-            _ if self.no_space || self.files() >= self.config.segments_max => Room::NoSpace,
-            _ => Room::Wait,
-        };
-        if place != Room::Yes {
-            return place;
-        }
+        let group = group_bytes(record);
         let rest = if self.open.is_none() { self.rest.as_ref().map_or(0, Chunk::room) } else { 0 };
         let chunk = group.max(WAL_CHUNK_BYTES);
         if rest >= group || self.pool.in_use_bytes() + chunk <= self.pool.budget_bytes() {
@@ -392,6 +456,41 @@ impl Wal {
             self.wanted_bytes.set(self.wanted_bytes.get().max(chunk));
             Room::Wait
         }
+    }
+
+    /// Whether a record of this many bytes has a place in a segment. Buffers are another question.
+    fn place_for(&self, record: usize, asks: Asks) -> Result<(), Lack> {
+        let fits_here = self.open.as_ref().is_some_and(|open| open.fits(record))
+            || self.segment_room().is_some_and(|room| room >= group_bytes(record));
+        let (spares, used) = (self.spares.len(), self.live.len() + self.dead_files);
+        let on_the_way = usize::from(self.preparing);
+        match asks {
+            Asks::Ordinary => {
+                // spares that it takes, and one that it leaves
+                let needed = if fits_here { 1 } else { 2 };
+                if used + needed > self.config.segments_max {
+                    Err(Lack::Space(NoSpaceWhy::Limit))
+                } else if spares >= needed {
+                    Ok(())
+                } else if self.no_space {
+                    Err(Lack::Space(NoSpaceWhy::DiskFull))
+                } else if self.files() - on_the_way < self.config.segments_max || self.removing || on_the_way > 0 {
+                    Err(Lack::Awaited)
+                } else {
+                    Err(Lack::Space(NoSpaceWhy::Limit))
+                }
+            }
+            Asks::Reserved if fits_here || spares > 0 => Ok(()),
+            Asks::Reserved if self.voided.is_some() => Err(Lack::Awaited),
+            Asks::Reserved if self.no_space => Err(Lack::Space(NoSpaceWhy::DiskFull)),
+            Asks::Reserved if on_the_way > 0 || self.files() < self.files_max() => Err(Lack::Awaited),
+            Asks::Reserved => Err(Lack::Space(NoSpaceWhy::Limit)),
+        }
+    }
+
+    /// What the reserve may grow to.
+    fn files_max(&self) -> usize {
+        self.config.segments_max + WAL_SEGMENTS_OVER_LIMIT_MAX
     }
 
     /// Bytes left in the segment being written, behind the open group.
@@ -410,11 +509,11 @@ impl Wal {
         let body_bytes = parts.iter().map(|part| part.len()).sum();
         assert!(body_bytes <= self.record_bytes_max(), "a body of {body_bytes} bytes");
         let record = record_bytes(body_bytes);
-        let room = self.room(record, 1);
+        let room = self.room(record, Asks::Reserved);
         assert!(room == Room::Yes, "no room for {body_bytes} bytes: {room:?}");
         // What was asked for goes into one group, also if it comes in parts: so the last part has room as well.
         let asked = self.asked_bytes.replace(self.asked_bytes.get().saturating_sub(record));
-        let whole = if asked > record && self.room(asked, 1) == Room::Yes { asked } else { record };
+        let whole = if asked > record && self.room(asked, Asks::Reserved) == Room::Yes { asked } else { record };
         if !self.open.as_ref().is_some_and(|open| open.fits(whole)) {
             self.close();
             self.open_group(whole);
@@ -458,7 +557,7 @@ impl Wal {
     /// Opens a group with room for `record` bytes at least. Room was found before.
     fn open_group(&mut self, record: usize) {
         assert!(self.open.is_none(), "one group is open at a time");
-        let least = (GROUP_HEADER_BYTES + record).next_multiple_of(BLOCK_BYTES);
+        let least = group_bytes(record);
         if self.segment_room().is_none_or(|room| room < least) {
             self.begin_segment();
         }
@@ -516,6 +615,8 @@ impl Wal {
             header: HeaderState::Unwritten,
         });
         self.place = Some(FIRST_GROUP_AT as u32);
+        self.torn_at = None;
+        self.reserve_wanted.set(false);
     }
 
     /// The end of a turn: submits what is to be submitted.
@@ -524,7 +625,7 @@ impl Wal {
             return;
         }
         self.asked_bytes.set(0);
-        if self.place.is_none() && !self.spares.is_empty() {
+        if self.place.is_none() && self.voided.is_none() && !self.spares.is_empty() {
             self.begin_segment();
         }
         self.submit(now, out);
@@ -536,6 +637,7 @@ impl Wal {
             self.headers(out);
         }
         self.prepare(Some(now), out);
+        self.void(out);
         self.remove(out);
         self.make_memory();
     }
@@ -675,6 +777,15 @@ impl Wal {
                 self.no_space = true;
                 self.retry_at = Some(now + PREPARE_RETRY);
             }
+            (Doing::Void(end), Ok(DiskOk::Written)) => {
+                let segment_bytes = self.live.back().expect("it is kept while it is made void").segment_bytes;
+                if u64::from(end) < segment_bytes {
+                    self.void_up_to(end, out);
+                } else {
+                    self.voided = None;
+                    self.place = self.torn_at.take();
+                }
+            }
             (Doing::Remove(bytes), Ok(DiskOk::Removed)) => {
                 self.removing = false;
                 self.disk_bytes -= bytes;
@@ -684,7 +795,9 @@ impl Wal {
                 self.removing = false;
                 self.dead_files += 1;
             }
-            (Doing::Group(_) | Doing::Header(_) | Doing::Prepare(_), Err(error)) => self.poison(error, out),
+            (Doing::Group(_) | Doing::Header(_) | Doing::Prepare(_) | Doing::Void(_), Err(error)) => {
+                self.poison(error, out);
+            }
             (doing, Ok(ok)) => panic!("{doing:?} ended in {ok:?}"),
         }
     }
@@ -741,10 +854,47 @@ impl Wal {
     }
 
     fn wants_spare(&self) -> bool {
-        // A run that finds the log at its limit gets a segment all the same: without one it could not even delete.
-        let cannot_begin = self.place.is_none() && self.spares.is_empty();
-        self.spares.len() < WAL_SPARE_SEGMENTS_MAX
-            && (cannot_begin || self.files() - usize::from(self.preparing) < self.config.segments_max)
+        let files = self.files() - usize::from(self.preparing);
+        // A log at its limit gets more for what frees space: without it a start could not even elect.
+        let cannot_go_on = self.spares.is_empty() && self.voided.is_none() && !self.may_void();
+        let reserve = cannot_go_on && (self.place.is_none() || self.reserve_wanted.get());
+        self.spares.len() < WAL_SPARE_SEGMENTS_MAX && files < self.config.segments_max
+            || reserve && files < self.files_max()
+    }
+
+    fn may_void(&self) -> bool {
+        self.place.is_none() && self.torn_at.is_some()
+    }
+
+    /// Where a start after an unfinished write finds neither a spare nor room for one, the rest of the last segment is
+    /// used: what is there is overwritten with zeros, so that the disk is one on which the write had not begun.
+    fn void(&mut self, out: &mut Vec<WalOut>) {
+        let no_spare =
+            self.spares.is_empty() && !self.preparing && (self.no_space || self.files() >= self.config.segments_max);
+        if let Some(at) = self.torn_at
+            && self.may_void()
+            && self.voided.is_none()
+            && no_spare
+        {
+            self.void_up_to(at, out);
+        }
+    }
+
+    /// The next write of zeros, from `at`. The first one takes the header of the group that is dropped, by itself: what
+    /// follows can then never become whole.
+    fn void_up_to(&mut self, at: u32, out: &mut Vec<WalOut>) {
+        let segment = self.live.back().expect("a torn segment is live");
+        let rest = usize::try_from(segment.segment_bytes - u64::from(at)).expect("a segment is below 4 GiB");
+        let most = if self.voided.is_none() { BLOCK_BYTES } else { WAL_CHUNK_BYTES };
+        let zeros = crate::io::buf::AlignedBuf::zeroed(rest.min(most));
+        let end = at + rest.min(most) as u32;
+        let op = DiskOp::Write {
+            file: segment.file,
+            at: at.into(),
+            buf: BlockBuf { bytes: zeros.freeze(), registered: None },
+        };
+        self.voided = Some(end);
+        self.begin(Doing::Void(end), op, out);
     }
 
     /// Files that are there or being made.
@@ -882,7 +1032,7 @@ impl Wal {
     pub fn release_below(&mut self, needed: SegmentSeq, out: &mut Vec<WalOut>) {
         while let Some(oldest) = self.live.front() {
             let sequence = oldest.sequence;
-            let being_written = self.place.is_some() && self.live.len() == 1;
+            let being_written = (self.place.is_some() || self.torn_at.is_some()) && self.live.len() == 1;
             let waits = self.closed.iter().chain(&self.open).any(|group| group.segment == sequence)
                 || self.flights.iter().any(|flight| flight.segment == sequence);
             if sequence >= needed || being_written || waits || oldest.header != HeaderState::Durable {
@@ -899,6 +1049,8 @@ impl Wal {
     fn free(&mut self, file: FileId, bytes: u64) {
         if bytes == self.config.segment_bytes && self.spares.len() < WAL_SPARE_SEGMENTS_MAX {
             self.spares.push_back(file);
+            // a disk that was full some time ago may have room by now: it is asked when a segment is wanted
+            self.no_space &= self.spares.len() < WAL_SPARE_SEGMENTS_MAX;
         } else {
             self.surplus.push_back((self.next_sequence, file, bytes));
         }
@@ -908,6 +1060,8 @@ impl Wal {
     pub fn segment_now(&self) -> SegmentSeq {
         match self.place {
             Some(_) => self.live.back().expect("a place is in the last segment").sequence,
+            // it may yet be gone on with
+            None if self.torn_at.is_some() => self.live.back().expect("a torn segment is live").sequence,
             None => self.next_sequence,
         }
     }

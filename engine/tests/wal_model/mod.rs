@@ -209,15 +209,16 @@ impl Host {
                     assert!(self.pending.iter().all(|(other, _)| *other != id), "an operation's id is used twice");
                     if let DiskOp::Write { file, at, buf } = &op {
                         assert!((*at as usize).is_multiple_of(BLOCK) && buf.bytes.len().is_multiple_of(BLOCK));
-                        let group = (*at > 0).then(|| {
-                            let header = GroupHeader::read(&buf.bytes);
-                            (header.lsn, header.durable_lsn)
-                        });
+                        let header = GroupHeader::read(&buf.bytes);
+                        // zeros make an unfinished write void
+                        let group = (*at > 0 && header.lsn > 0).then_some((header.lsn, header.durable_lsn));
                         let written = Written { file: *file, at: *at, bytes: buf.bytes.len(), group, completed: false };
                         // What is written over is not there any more.
                         let end = if *at == 0 { u64::MAX } else { at + buf.bytes.len() as u64 };
                         self.written.retain(|w| w.file != *file || w.at >= end || w.at + w.bytes as u64 <= *at);
-                        self.written.push(written);
+                        if *at == 0 || group.is_some() {
+                            self.written.push(written);
+                        }
                     }
                     self.pending.push((id, op));
                 }
