@@ -55,6 +55,16 @@ def test_a_second_process_on_the_same_data_is_refused(serve, broker, client):
     assert client.put(topic, [b"still mine"]) == 1
 
 
+def test_removing_the_lock_file_lets_no_second_process_in(serve, broker, client):
+    """Lost otherwise: the log: somebody deletes `lock` as if it were stale, and two write one WAL."""
+    topic = client.topic()
+    client.put(topic, [b"mine"])
+    (broker.data_dir / "lock").unlink()
+    second = serve(data_dir=broker.data_dir, start=False).launch()
+    assert second.wait_end(15) == 12, second.said()
+    assert client.put(topic, [b"still mine"]) == 1
+
+
 @pytest.mark.restarts
 def test_the_lock_dies_with_the_process(broker, client):
     """Lost otherwise: the broker, after every crash, if a stale lock must be removed by hand."""

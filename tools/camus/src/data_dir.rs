@@ -1,14 +1,14 @@
 //! The data directory: whose it is, and that one process has it at a time.
 //!
-//! `camus.toml` its identity, written once; `lock` the file that the operating system's lock is on; `core-N/` the
-//! write-ahead log of core N.
+//! `camus.toml` its identity, written once; `lock` who has it; `core-N/` the write-ahead log of core N. The operating
+//! system's lock is on the directory itself, which nobody removes by hand while a broker runs, and on `lock`.
 
 use crate::errors::{self, UserError};
 use camus_engine::types::CoreId;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 pub const IDENTITY_FILE: &str = "camus.toml";
@@ -31,8 +31,16 @@ pub struct DataDir {
     path: PathBuf,
     /// `None` until [`DataDir::claim`] or if it is new.
     identity: Option<Identity>,
-    /// Keeps the lock.
-    _lock: File,
+    /// Keeps the locks.
+    _lock: Lock,
+}
+
+/// The locks on a data directory, held until dropped. That on the directory itself decides; that on the file `lock`
+/// is for whoever knows only that one, and tells people who it is.
+#[derive(Debug)]
+pub struct Lock {
+    _dir: File,
+    _file: Option<File>,
 }
 
 impl DataDir {
@@ -186,8 +194,9 @@ fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-fn take_lock(path: &Path) -> Result<File, UserError> {
+fn take_lock(path: &Path) -> Result<Lock, UserError> {
     let failed = |e: io::Error| errors::data_dir_io(path, "opening the file lock", &e);
+    let dir = lock_dir(path, FlockOperation::NonBlockingLockExclusive)?;
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -195,35 +204,59 @@ fn take_lock(path: &Path) -> Result<File, UserError> {
         .truncate(false)
         .open(path.join(LOCK_FILE))
         .map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(locked(path, &file)),
-        Err(errno) => return Err(errors::data_dir_io(path, "locking it", &errno.into())),
-    }
+    lock(path, &file, FlockOperation::NonBlockingLockExclusive)?;
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
-    Ok(file)
+    still_named(path, &dir)?;
+    Ok(Lock { _dir: dir, _file: Some(file) })
 }
 
 /// For tools that read: keeps a broker from starting meanwhile, and refuses beside a running one. Changes nothing.
-pub fn hold_for_reading(path: &Path) -> Result<Option<File>, UserError> {
+pub fn hold_for_reading(path: &Path) -> Result<Lock, UserError> {
+    let dir = lock_dir(path, FlockOperation::NonBlockingLockShared)?;
     let file = match File::open(path.join(LOCK_FILE)) {
-        Ok(file) => file,
+        Ok(file) => {
+            lock(path, &file, FlockOperation::NonBlockingLockShared)?;
+            Some(file)
+        }
         // A copy of a directory may come without it.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(errors::data_dir_io(path, "opening the file lock", &e)),
     };
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path, &file)),
+    still_named(path, &dir)?;
+    Ok(Lock { _dir: dir, _file: file })
+}
+
+fn lock_dir(path: &Path, how: FlockOperation) -> Result<File, UserError> {
+    let dir = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| errors::data_dir_io(path, "opening it", &errno.into()))?;
+    let dir = File::from(dir);
+    lock(path, &dir, how)?;
+    Ok(dir)
+}
+
+fn lock(path: &Path, file: &File, how: FlockOperation) -> Result<(), UserError> {
+    match flock(file, how) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path)),
         Err(errno) => Err(errors::data_dir_io(path, "locking it", &errno.into())),
     }
 }
 
-/// Who has it is written in the file.
-fn locked(path: &Path, file: &File) -> UserError {
+/// What is locked is what the path leads to: a directory that was moved away meanwhile is not ours to write at.
+fn still_named(path: &Path, dir: &File) -> Result<(), UserError> {
+    let failed = |e: io::Error| errors::data_dir_io(path, "looking whether it is still the one that was locked", &e);
+    let (locked, named) = (dir.metadata().map_err(failed)?, std::fs::metadata(path).map_err(failed)?);
+    if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
+        return Ok(());
+    }
+    Err(failed(io::Error::other("it was replaced by another directory meanwhile")))
+}
+
+/// Who has it is written in the file `lock`, if that is there.
+fn locked(path: &Path) -> UserError {
     let mut holder = String::new();
     // Only for the message: who it is may be unknown.
-    let _ = file.take(64).read_to_string(&mut holder);
+    let _ = File::open(path.join(LOCK_FILE)).and_then(|file| file.take(64).read_to_string(&mut holder));
     let pid = holder.trim().parse::<u32>().ok();
     errors::data_dir_locked(path, pid.map(|pid| (pid, command_of(pid))))
 }
@@ -342,6 +375,33 @@ mod tests {
         assert!(error.meaning.contains(&format!("process {}", std::process::id())), "{error}");
         drop(held);
         DataDir::open(dir.path()).expect("free again");
+    }
+
+    /// If this fails, whoever removes the file `lock` by hand lets a second broker write the same log.
+    #[test]
+    fn removing_the_lock_file_frees_nothing() {
+        let dir = temporary();
+        let held = DataDir::open(dir.path()).expect("new");
+        std::fs::remove_file(dir.path().join(LOCK_FILE)).expect("removed");
+        assert_eq!(DataDir::open(dir.path()).expect_err("it is held").code, "CAM-0102");
+        assert_eq!(hold_for_reading(dir.path()).expect_err("it is held").code, "CAM-0102");
+        assert!(!dir.path().join(LOCK_FILE).exists(), "who was refused changed nothing");
+        drop(held);
+        DataDir::open(dir.path()).expect("free again");
+    }
+
+    /// If this fails, a process goes on with a lock on a directory that it does not write to.
+    #[test]
+    fn a_directory_that_was_replaced_while_it_was_locked_is_refused() {
+        let dir = temporary();
+        let (path, away) = (dir.path().join("a"), dir.path().join("b"));
+        make_dir(&path).expect("made");
+        let locked = lock_dir(&path, FlockOperation::NonBlockingLockExclusive).expect("free");
+        still_named(&path, &locked).expect("the same");
+        std::fs::rename(&path, &away).expect("moved");
+        assert_eq!(still_named(&path, &locked).expect_err("gone").code, "CAM-0101");
+        make_dir(&path).expect("made");
+        assert_eq!(still_named(&path, &locked).expect_err("another one").code, "CAM-0101");
     }
 
     #[test]

@@ -95,8 +95,9 @@ written with dots (num.partitions = 3) or in tables.";
 "The operating system refused to make, open, write or flush something in the data directory. Camus needs to own it,
 and needs a file system that can flush a directory and lock a file (not tmpfs for data that matters, not NFS).";
     DATA_DIR_LOCKED = "CAM-0102", DATA_DIR_LOCKED, "another process has the data directory",
-"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the file
-`lock`): it is gone when its process is, also after kill -9, so there is never a stale lock file to delete.";
+"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the
+directory itself, and on the file `lock`): it is gone when its process is, also after kill -9, so there is never a
+stale lock file to delete, and deleting `lock` frees nothing.";
     DATA_DIR_MISMATCH = "CAM-0103", DATA_DIR, "the data directory was made with other settings",
 "The directory remembers the node id and the number of cores (in camus.toml inside it): partitions are laid out by
 them, so they can not change later. Start with the same numbers (or without --cores: then the directory decides),
@@ -252,9 +253,7 @@ pub fn data_dir_io(path: &Path, doing: &str, error: &std::io::Error) -> UserErro
 pub fn data_dir_locked(path: &Path, holder: Option<(u32, String)>) -> UserError {
     let (who, run) = match holder {
         Some((pid, command)) => (format!("process {pid} ({command}) has it"), format!("ps -fp {pid}")),
-        None => {
-            ("the process that has it did not say who it is".to_owned(), format!("fuser -v {}/lock", path.display()))
-        }
+        None => ("the process that has it did not say who it is".to_owned(), format!("fuser -v {}", path.display())),
     };
     UserError::new(
         DATA_DIR_LOCKED,
