@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 import uuid
@@ -127,6 +128,27 @@ def test_the_place_of_the_damage_is_named_with_its_offset(broker, client):
     numbers = [int(n.replace(" ", "").replace("_", "").replace(",", "")) for n in re.findall(r"\d[\d _,]*\d|\d", said)]
     near = [n for n in numbers if at - 2 * MIB <= n <= at + MIB or at // 4096 - 512 <= n <= at // 4096 + 1]
     assert near, f"no offset near {at} (block {at // 4096}):\n{said}"
+
+
+@pytest.mark.restarts
+@pytest.mark.parametrize("whole_directory", [False, True], ids=["its-files", "its-directory"])
+def test_a_removed_log_stops_the_start(broker, client, whole_directory):
+    """Lost otherwise: every record, without a word: the broker starts empty and gives the same offsets again."""
+    client.put(client.topic(), [b"there"])
+    client.forget()
+    broker.stop()
+    core = broker.data_dir / "core-0"
+    if whole_directory:
+        shutil.rmtree(core)
+    else:
+        for path in core.glob("*.wal"):
+            path.unlink()
+    before = digest(broker.data_dir)
+    broker.launch()
+    assert broker.wait_end(30) == 11, broker.said()
+    assert str(core) in broker.said() and "camus ready" not in broker.said(), broker.said()
+    assert digest(broker.data_dir) == before, "the refused start changed the data"
+    assert camus("wal", "verify", "--data-dir", broker.data_dir).returncode == 11
 
 
 @pytest.mark.restarts

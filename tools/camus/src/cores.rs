@@ -330,13 +330,25 @@ impl Said {
     }
 }
 
+/// Tells the person, and ends the process as it is.
+fn end_at_once(error: &UserError) -> ! {
+    crate::out::error(error);
+    #[allow(clippy::disallowed_methods)] // whatever other threads do, they do nothing more
+    std::process::exit(i32::from(error.status))
+}
+
 impl Report for Said {
     fn recovered(&self) {
         self.runs.set(true);
         self.phase(Phase::Electing);
     }
 
-    fn serving(&self) {}
+    fn serving(&self) {
+        // Its first records are on the media, and it does not listen yet.
+        if let Err(error) = crate::data_dir::note_begun(&self.data_dir, self.core) {
+            end_at_once(&errors::data_dir_io(&self.data_dir, "noting that a log was begun", &error));
+        }
+    }
 
     fn listening(&self) {
         self.phase(Phase::Serving);
@@ -362,11 +374,8 @@ impl Report for Said {
 
     fn fatal(&self, error: &WalError) {
         self.board.cores[self.core.0 as usize].set_disk(DiskState::Failed);
-        let error = errors::of_wal(&self.data_dir, self.core, error);
-        crate::out::error(&error);
-        #[allow(clippy::disallowed_methods)]
-        // nothing may be acknowledged any more, on any core: not even a moment later
-        std::process::exit(i32::from(error.status));
+        // Nothing may be acknowledged any more, on any core: not even a moment later.
+        end_at_once(&errors::of_wal(&self.data_dir, self.core, error));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The data directory: whose it is, and that one process has it at a time.
 //!
-//! `camus.toml` its identity, written once; `lock` who has it; `core-N/` the write-ahead log of core N. The operating
+//! `camus.toml` its identity, written once; `lock` who has it; `core-N/` the write-ahead log of core N, `core-N.begun`
+//! that there is one: without it, a log that somebody removed would look like one that never was. The operating
 //! system's lock is on the directory itself, which nobody removes by hand while a broker runs, and on `lock`.
 
 use crate::errors::{self, UserError};
@@ -92,6 +93,9 @@ impl DataDir {
                     &format!("camus serve --data-dir {} --cores {}", self.path.display(), found.cores),
                 ));
             }
+            for core in (0..cores).map(|core| CoreId(core as u16)) {
+                check_log_is_there(&self.path, core)?;
+            }
         } else {
             self.identity = Some(Identity { cluster_id: cluster_id.to_owned(), node_id: node_id.unwrap_or(1), cores });
             // First the places for the logs, then the name: a directory with an identity is whole.
@@ -123,12 +127,49 @@ pub fn core_dir(data_dir: &Path, core: CoreId) -> PathBuf {
     data_dir.join(format!("core-{core}"))
 }
 
-/// The directories of the cores that are there, whoever made them.
+fn begun_file(data_dir: &Path, core: CoreId) -> PathBuf {
+    data_dir.join(format!("core-{core}.begun"))
+}
+
+/// From when this returns, a log of this core without a segment is one that was lost. To be called when its first
+/// records are on the media and before any of them is acknowledged; later calls find the mark and do nothing.
+pub fn note_begun(data_dir: &Path, core: CoreId) -> io::Result<()> {
+    let file = begun_file(data_dir, core);
+    if file.try_exists()? {
+        return Ok(());
+    }
+    File::create(&file)?.sync_all()?;
+    sync_dir(data_dir)
+}
+
+/// Refuses a log that was begun and of which nothing is left. For a directory with an identity.
+pub fn check_log_is_there(data_dir: &Path, core: CoreId) -> Result<(), UserError> {
+    let dir = core_dir(data_dir, core);
+    let failed = |e: io::Error| errors::data_dir_io(&dir, "listing it", &e);
+    let begun = begun_file(data_dir, core).try_exists().map_err(failed)?;
+    let entries = match std::fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        // It is made before camus.toml is: it was there.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(errors::wal_missing(&dir, core, "the directory is not there"));
+        }
+        Err(e) => return Err(failed(e)),
+    };
+    for entry in entries {
+        if !begun || entry.map_err(failed)?.file_name().to_string_lossy().ends_with(".wal") {
+            return Ok(());
+        }
+    }
+    if begun { Err(errors::wal_missing(&dir, core, "no segment is in the directory")) } else { Ok(()) }
+}
+
+/// The logs of the cores that are there or were begun, whoever made them.
 fn core_dirs(path: &Path) -> io::Result<impl Iterator<Item = PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("core-") && std::fs::read_dir(entry.path())?.next().is_some()
+        if entry.file_name().to_string_lossy().starts_with("core-")
+            && (!entry.file_type()?.is_dir() || std::fs::read_dir(entry.path())?.next().is_some())
         {
             found.push(entry.path());
         }
@@ -402,6 +443,34 @@ mod tests {
         assert_eq!(still_named(&path, &locked).expect_err("gone").code, "CAM-0101");
         make_dir(&path).expect("made");
         assert_eq!(still_named(&path, &locked).expect_err("another one").code, "CAM-0101");
+    }
+
+    /// If this fails, a broker whose log was removed starts empty, and gives offsets and ids out a second time.
+    #[test]
+    fn a_log_that_was_begun_and_is_gone_stops_the_start() {
+        let dir = temporary();
+        let claim = || DataDir::open(dir.path())?.claim("HS86S1xtfo-QABAgMEBQYA", None, 2);
+        claim().expect("new");
+        claim().expect("a start that ended before its first record lost nothing");
+        let core = CoreId(1);
+        let segment = core_dir(dir.path(), core).join("000001.wal");
+        std::fs::write(&segment, b"x").expect("written");
+        claim().expect("a log of before there were marks");
+        note_begun(dir.path(), core).expect("written");
+        note_begun(dir.path(), core).expect("it is there already");
+        claim().expect("whole");
+        std::fs::rename(&segment, core_dir(dir.path(), core).join("000001.wal.tmp")).expect("renamed");
+        let error = claim().expect_err("no segment");
+        assert_eq!((error.code, error.status), ("CAM-0107", errors::exit::WAL_DAMAGED));
+        assert!(error.place.ends_with("core-1"), "{error}");
+        std::fs::remove_dir_all(core_dir(dir.path(), core)).expect("removed");
+        assert_eq!(claim().expect_err("no directory").code, "CAM-0107");
+        assert!(!core_dir(dir.path(), core).exists(), "a refused start makes nothing");
+        std::fs::remove_file(begun_file(dir.path(), core)).expect("removed");
+        assert_eq!(claim().expect_err("a directory that was made before camus.toml").code, "CAM-0107");
+        std::fs::remove_file(dir.path().join(IDENTITY_FILE)).expect("removed");
+        note_begun(dir.path(), core).expect("written");
+        assert_eq!(claim().expect_err("begun, but whose?").code, "CAM-0104");
     }
 
     #[test]
