@@ -130,6 +130,24 @@ def test_the_place_of_the_damage_is_named_with_its_offset(broker, client):
     assert near, f"no offset near {at} (block {at // 4096}):\n{said}"
 
 
+@pytest.mark.both_io
+@pytest.mark.restarts
+def test_a_start_that_one_core_refuses_ends_at_once(serve):
+    """Lost otherwise: seconds of every try: a sound core waited out its time for stopping before it was said why."""
+    broker = serve(cores=2)
+    with killed_after(broker) as client:
+        client.put(client.topic(), [b"there"])
+        client.forget()
+        broker.stop()
+        with open(sorted((broker.data_dir / "core-1").glob("*.wal"))[0], "r+b") as file:
+            file.seek(100)
+            file.write(b"damage")
+        begun = time.monotonic()
+        broker.launch()
+        assert broker.wait_end(30) == 11, broker.said()
+        assert time.monotonic() - begun < 4, "it waited for a core that had nothing to finish"
+
+
 @pytest.mark.restarts
 @pytest.mark.parametrize("whole_directory", [False, True], ids=["its-files", "its-directory"])
 def test_a_removed_log_stops_the_start(broker, client, whole_directory):

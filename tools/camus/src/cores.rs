@@ -113,10 +113,8 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         let io = io_choice(&running.handles, plan.io());
         let handle = match spawn_core(io, config, driver) {
             Ok(handle) => handle,
-            Err(error) => {
-                running.abandon();
-                return Err(errors::of_rt(core, &error));
-            }
+            Err(error) if n == 0 => return Err(errors::of_rt(core, &error)),
+            Err(error) => end_at_once(&errors::of_rt(core, &error)),
         };
         if n == 0 && handle.kind == ShellKind::Poll && plan.io() == IoChoice::Auto {
             tracing::warn!("io_uring can not be used here: going on with epoll and blocking disk calls (slower)");
@@ -127,8 +125,9 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
     for core in 0..count {
         let word = recovered.recv().unwrap_or_else(|_| Err(errors::core_failed(core as u16, "its thread ended")));
         if let Err(error) = word {
-            running.abandon();
-            return Err(error);
+            // None of them listens, so nothing was acknowledged and nobody needs to be waited for: a sound core would
+            // wait out its grace, for those that never come up.
+            end_at_once(&error);
         }
     }
     let mut waited = Duration::ZERO;
@@ -137,12 +136,11 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         if waited > NO_ROOM_AFTER
             && let Some(core) = running.board.cores.iter().position(|c| c.disk() == DiskState::NoSpace)
         {
-            running.abandon();
             let needed = plan.settings.wal_segment_bytes;
-            return Err(errors::disk_full_at_start(&plan.cores[core].dir, needed, "the file system is full"));
+            end_at_once(&errors::disk_full_at_start(&plan.cores[core].dir, needed, "the file system is full"));
         }
         if shutdown.is_asked() {
-            running.abandon();
+            running.abandon(shutdown);
             // any error will do: whoever asked is told why it ended
             return Err(errors::core_failed(0, "it was asked to stop while it started"));
         }
@@ -384,8 +382,16 @@ impl Running {
         self.board.cores.iter().all(|c| c.phase() == Phase::Serving)
     }
 
-    /// Asks all cores to end, and waits for those that can.
-    fn abandon(&mut self) {
+    /// Asked to end while it started. Where a core listens already, all may have acknowledged something: asks them to
+    /// end, and waits for those that can. Else there is nothing to wait for.
+    fn abandon(&mut self, shutdown: &Shutdown) {
+        if !self.board.cores.iter().any(|c| c.phase() == Phase::Serving) {
+            match shutdown.wait() {
+                Why::Failed(error) => end_at_once(&error),
+                #[allow(clippy::disallowed_methods)] // nothing of it is needed any more
+                Why::Signal(_) => std::process::exit(i32::from(errors::exit::OK)),
+            }
+        }
         self.ask_to_stop();
         for handle in self.handles.drain(..) {
             let _ = handle.join();

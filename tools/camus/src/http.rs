@@ -25,8 +25,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, oneshot};
 
-/// Connections at a time; one more waits in the listener's queue.
-const CONNECTIONS_MAX: usize = 64;
+/// Connections at a time. One more throws out the oldest, or is closed itself where that came just now: nobody waits
+/// behind the silent.
+pub const CONNECTIONS_MAX: usize = 64;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// For the head of a request to arrive.
