@@ -6,7 +6,7 @@
 use crate::board::Board;
 use crate::data_dir::{self, DataDir, Identity};
 use crate::errors::{self, UserError};
-use crate::http::Http;
+use crate::http::{self, Http};
 use crate::memory::Budgets;
 use crate::out;
 use crate::process;
@@ -175,7 +175,7 @@ fn resolve(setting: &str, listener: &Listener) -> Result<SocketAddr, UserError> 
 fn start_http(address: &Listener, board: &Arc<Board>) -> Result<Http, UserError> {
     let addr = resolve("camus.http", address)?;
     TcpListener::bind(addr)
-        .and_then(|listener| Http::start(listener, Arc::clone(board)))
+        .and_then(|listener| Http::start(listener, Arc::clone(board), http::CONNECTIONS_MAX))
         .map_err(|e| errors::listen("camus.http", &addr.to_string(), &e))
 }
 
