@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 import uuid
@@ -327,6 +328,33 @@ def test_a_large_log_over_many_segments_comes_back_whole(serve):
             client.when_led(topic, 3)
     finally:
         client.forget()
+
+
+@pytest.mark.both_io
+def test_idle_clients_leave_descriptors_for_the_log_and_the_http_port(serve):
+    """Lost otherwise: whoever is connected: 300 idle clients, and the log can open no file, `/livez` no connection."""
+    broker = serve(start=False)
+    command = broker.command
+    broker.command = lambda: ["prlimit", "--nofile=100:100", *command()]
+    broker.start()
+    assert "descriptors are allowed" in broker.said(), broker.said()
+    with killed_after(broker) as client:
+        topic = client.topic()
+        client.put(topic, [b"before"])
+        host, port = broker.address.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), 10) for _ in range(300)]
+        for _ in range(3):
+            time.sleep(0.3)
+            open_now = len(os.listdir(f"/proc/{broker.process.pid}/fd"))
+            assert open_now <= 80, f"{open_now} of 100 descriptors are taken"
+            assert broker.get("/livez")[0] == 200
+        # Over the end of a segment: files are opened and made meanwhile.
+        for _ in range(50):
+            client.put(topic, [os.urandom(900_000)])
+        for conn in idle:
+            conn.close()
+        client.forget()
+        assert client.on().end(topic) == 51
 
 
 def test_a_data_directory_that_can_not_be_made_is_an_error_not_a_panic(serve, tmp_path):

@@ -4,6 +4,7 @@
 
 use crate::board::{Board, DiskState, Phase};
 use crate::errors::{self, UserError};
+use crate::process;
 use crate::serve::{self, Plan};
 use crate::shutdown::{Shutdown, Why};
 use camus_engine::io::RealVolume;
@@ -48,10 +49,7 @@ struct Running {
 /// Starts every core; returns when all of them serve, or with the first thing that does not let them.
 pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Result<Box<dyn serve::Cores>, UserError> {
     let count = plan.cores.len();
-    match rt::raise_descriptor_limit() {
-        Ok(limit) => tracing::debug!(limit, "open files"),
-        Err(error) => tracing::warn!(%error, "the limit for open files could not be raised"),
-    }
+    let connections_max = connections_max(plan);
     let cluster = crate::data_dir::uuid_of(&plan.identity.cluster_id)
         .ok_or_else(|| errors::data_dir_identity(&plan.data_dir, "its cluster id is no id"))?;
     let (reserved, bound) = reserve(&plan.listeners)?;
@@ -71,7 +69,7 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         let pool = ChunkPool::new(plan.budgets.wal_bytes);
         let mut config = rt::CoreConfig::new(core, plan.cores[n].dir.clone(), running.bells[n].clone());
         config.pin = plan.cores[n].cpu;
-        config.conns_max = plan.connections_max;
+        config.conns_max = connections_max;
         config.regions = Some(pool.regions());
         config.stats = Arc::clone(&board.cores[n].stats);
         let make = Make {
@@ -148,6 +146,26 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(Box::new(running))
+}
+
+/// Connections of each core: what the settings give it, or less where there are no descriptors for so many.
+fn connections_max(plan: &Plan) -> usize {
+    let descriptors = match rt::raise_descriptor_limit() {
+        Ok(descriptors) => descriptors,
+        Err(error) => {
+            tracing::warn!(%error, "how many descriptors are allowed can not be asked");
+            return plan.connections_max;
+        }
+    };
+    let (cores, asked) = (plan.cores.len(), plan.connections_max);
+    let possible = process::connections_max(descriptors, cores, plan.listeners.len());
+    if possible < asked {
+        tracing::warn!(
+            "{descriptors} descriptors are allowed: each core takes {possible} connections, not {asked}; raise \
+             `ulimit -Hn`"
+        );
+    }
+    asked.min(possible)
 }
 
 /// Shard 0 on core 0, and [`limits::SHARDS_PER_CORE`] data shards on each core.
