@@ -131,6 +131,24 @@ def test_the_place_of_the_damage_is_named_with_its_offset(broker, client):
     assert near, f"no offset near {at} (block {at // 4096}):\n{said}"
 
 
+@pytest.mark.restarts
+def test_a_log_that_can_not_be_written_is_refused_at_the_start(broker, client):
+    """Lost otherwise: the operator's hours: a wrong owner was told as a failed disk, and only at the first write."""
+    client.put(client.topic(), [b"there"])
+    client.forget()
+    broker.stop()
+    core = broker.data_dir / "core-0"
+    core.chmod(0o500)
+    if os.geteuid() == 0:
+        # Root may write anywhere; without its capabilities it is as any other owner.
+        command = broker.command
+        broker.command = lambda: ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *command()]
+    broker.launch()
+    status, said = broker.wait_end(30), broker.said()
+    core.chmod(0o700)
+    assert status == 13 and "CAM-0101" in said and str(core) in said, said
+
+
 @pytest.mark.both_io
 @pytest.mark.restarts
 def test_a_start_that_one_core_refuses_ends_at_once(serve):

@@ -6,7 +6,7 @@
 
 use crate::errors::{self, UserError};
 use camus_engine::types::CoreId;
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::fs::{Access, AtFlags, FlockOperation, Mode, OFlags, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -95,6 +95,7 @@ impl DataDir {
             }
             for core in (0..cores).map(|core| CoreId(core as u16)) {
                 check_log_is_there(&self.path, core)?;
+                check_writable(&self.core_dir(core))?;
             }
         } else {
             self.identity = Some(Identity { cluster_id: cluster_id.to_owned(), node_id: node_id.unwrap_or(1), cores });
@@ -163,6 +164,12 @@ pub fn check_log_is_there(data_dir: &Path, core: CoreId) -> Result<(), UserError
     if begun { Err(errors::wal_missing(&dir, core, "no segment is in the directory")) } else { Ok(()) }
 }
 
+/// Files can be made in it: a log that can be read and not written would fail later, as a disk does.
+fn check_writable(dir: &Path) -> Result<(), UserError> {
+    rustix::fs::accessat(rustix::fs::CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+        .map_err(|errno| errors::data_dir_io(dir, "asking to write in it", &errno.into()))
+}
+
 /// The logs of the cores that are there or were begun, whoever made them.
 fn core_dirs(path: &Path) -> io::Result<impl Iterator<Item = PathBuf>> {
     let mut found = Vec::new();
@@ -182,6 +189,9 @@ pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
     let text = match std::fs::read_to_string(path.join(IDENTITY_FILE)) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+            return Err(errors::data_dir_identity(path, "it is no text: not in UTF-8"));
+        }
         Err(e) => return Err(errors::data_dir_io(path, "reading camus.toml", &e)),
     };
     let damaged = |why: &str| errors::data_dir_identity(path, why);
@@ -483,6 +493,8 @@ mod tests {
             std::fs::write(&path, text).expect("written");
             assert_eq!(DataDir::open(dir.path()).expect_err(text).code, "CAM-0104");
         }
+        std::fs::write(&path, b"format = 1\n\xff\xfe").expect("written");
+        assert_eq!(DataDir::open(dir.path()).expect_err("no text").code, "CAM-0104");
         std::fs::remove_file(&path).expect("removed");
         DataDir::open(dir.path()).expect("empty").claim("HS86S1xtfo-QABAgMEBQYA", None, 1).expect("written");
         std::fs::write(core_dir(dir.path(), CoreId(0)).join("000001.wal"), b"x").expect("written");
