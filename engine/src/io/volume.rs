@@ -19,8 +19,8 @@ pub struct RealVolume {
 impl RealVolume {
     /// With `create`, for a broker that starts: makes the directory (its name durable), waits until no write of an
     /// earlier process is on its way to it (at most [`LAST_WRITES_MAX`]), and removes what such a process left
-    /// unfinished. Without, for tools: changes nothing. Refuses what has a segment's name and is no plain file; an error
-    /// about a file names it.
+    /// unfinished. Without, for tools: changes nothing. Refuses what has a segment's name and is no plain file; an
+    /// error about a file names it.
     pub fn open(dir: &Path, create: bool) -> io::Result<RealVolume> {
         if create {
             if !dir.try_exists()? {

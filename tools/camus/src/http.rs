@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-/// Connections at a time, where there are descriptors for them. One more throws out the oldest: nobody waits long behind
-/// the silent.
+/// Connections at a time, where there are descriptors for them. One more throws out the oldest: nobody waits long
+/// behind the silent.
 pub const CONNECTIONS_MAX: usize = 64;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -321,7 +321,7 @@ mod tests {
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
     }
 
-    /// If this fails, a broker that is well is restarted, because somebody keeps its HTTP port busy with half a request.
+    /// If this fails, a broker that is well is restarted, because somebody keeps its HTTP port busy with half requests.
     #[test]
     fn livez_is_answered_in_time_however_many_send_half_a_head() {
         let (http, _board) = start(1);
