@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import shutil
+import socket
 import subprocess
 import time
 import uuid
@@ -52,6 +54,16 @@ def test_a_second_process_on_the_same_data_is_refused(serve, broker, client):
     assert "lock" in said.lower() or "in use" in said.lower() or "another" in said.lower(), said
     assert str(broker.data_dir) in said, said
     assert "panicked" not in said, said
+    assert client.put(topic, [b"still mine"]) == 1
+
+
+def test_removing_the_lock_file_lets_no_second_process_in(serve, broker, client):
+    """Lost otherwise: the log: somebody deletes `lock` as if it were stale, and two write one WAL."""
+    topic = client.topic()
+    client.put(topic, [b"mine"])
+    (broker.data_dir / "lock").unlink()
+    second = serve(data_dir=broker.data_dir, start=False).launch()
+    assert second.wait_end(15) == 12, second.said()
     assert client.put(topic, [b"still mine"]) == 1
 
 
@@ -117,6 +129,63 @@ def test_the_place_of_the_damage_is_named_with_its_offset(broker, client):
     numbers = [int(n.replace(" ", "").replace("_", "").replace(",", "")) for n in re.findall(r"\d[\d _,]*\d|\d", said)]
     near = [n for n in numbers if at - 2 * MIB <= n <= at + MIB or at // 4096 - 512 <= n <= at // 4096 + 1]
     assert near, f"no offset near {at} (block {at // 4096}):\n{said}"
+
+
+@pytest.mark.restarts
+def test_a_log_that_can_not_be_written_is_refused_at_the_start(broker, client):
+    """Lost otherwise: the operator's hours: a wrong owner was told as a failed disk, and only at the first write."""
+    client.put(client.topic(), [b"there"])
+    client.forget()
+    broker.stop()
+    core = broker.data_dir / "core-0"
+    core.chmod(0o500)
+    if os.geteuid() == 0:
+        # Root may write anywhere; without its capabilities it is as any other owner.
+        command = broker.command
+        broker.command = lambda: ["setpriv", "--inh-caps=-all", "--bounding-set=-all", *command()]
+    broker.launch()
+    status, said = broker.wait_end(30), broker.said()
+    core.chmod(0o700)
+    assert status == 13 and "CAM-0101" in said and str(core) in said, said
+
+
+@pytest.mark.both_io
+@pytest.mark.restarts
+def test_a_start_that_one_core_refuses_ends_at_once(serve):
+    """Lost otherwise: seconds of every try: a sound core waited out its time for stopping before it was said why."""
+    broker = serve(cores=2)
+    with killed_after(broker) as client:
+        client.put(client.topic(), [b"there"])
+        client.forget()
+        broker.stop()
+        with open(sorted((broker.data_dir / "core-1").glob("*.wal"))[0], "r+b") as file:
+            file.seek(100)
+            file.write(b"damage")
+        begun = time.monotonic()
+        broker.launch()
+        assert broker.wait_end(30) == 11, broker.said()
+        assert time.monotonic() - begun < 4, "it waited for a core that had nothing to finish"
+
+
+@pytest.mark.restarts
+@pytest.mark.parametrize("whole_directory", [False, True], ids=["its-files", "its-directory"])
+def test_a_removed_log_stops_the_start(broker, client, whole_directory):
+    """Lost otherwise: every record, without a word: the broker starts empty and gives the same offsets again."""
+    client.put(client.topic(), [b"there"])
+    client.forget()
+    broker.stop()
+    core = broker.data_dir / "core-0"
+    if whole_directory:
+        shutil.rmtree(core)
+    else:
+        for path in core.glob("*.wal"):
+            path.unlink()
+    before = digest(broker.data_dir)
+    broker.launch()
+    assert broker.wait_end(30) == 11, broker.said()
+    assert str(core) in broker.said() and "camus ready" not in broker.said(), broker.said()
+    assert digest(broker.data_dir) == before, "the refused start changed the data"
+    assert camus("wal", "verify", "--data-dir", broker.data_dir).returncode == 11
 
 
 @pytest.mark.restarts
@@ -277,6 +346,33 @@ def test_a_large_log_over_many_segments_comes_back_whole(serve):
             client.when_led(topic, 3)
     finally:
         client.forget()
+
+
+@pytest.mark.both_io
+def test_idle_clients_leave_descriptors_for_the_log_and_the_http_port(serve):
+    """Lost otherwise: whoever is connected: 300 idle clients, and the log can open no file, `/livez` no connection."""
+    broker = serve(start=False)
+    command = broker.command
+    broker.command = lambda: ["prlimit", "--nofile=100:100", *command()]
+    broker.start()
+    assert "descriptors are allowed" in broker.said(), broker.said()
+    with killed_after(broker) as client:
+        topic = client.topic()
+        client.put(topic, [b"before"])
+        host, port = broker.address.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), 10) for _ in range(300)]
+        for _ in range(3):
+            time.sleep(0.3)
+            open_now = len(os.listdir(f"/proc/{broker.process.pid}/fd"))
+            assert open_now <= 80, f"{open_now} of 100 descriptors are taken"
+            assert broker.get("/livez")[0] == 200
+        # Over the end of a segment: files are opened and made meanwhile.
+        for _ in range(50):
+            client.put(topic, [os.urandom(900_000)])
+        for conn in idle:
+            conn.close()
+        client.forget()
+        assert client.on().end(topic) == 51
 
 
 def test_a_data_directory_that_can_not_be_made_is_an_error_not_a_panic(serve, tmp_path):

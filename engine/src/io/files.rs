@@ -30,6 +30,21 @@ pub(super) fn parse(file_name: &str) -> Option<FileId> {
     (name(id) == file_name).then_some(id)
 }
 
+/// The same error, saying which file it is about.
+pub(super) fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// The length of a file in bytes. Refuses what is no plain file, before anything opens it: that of a pipe would never
+/// end.
+pub(super) fn length(path: &Path) -> io::Result<u64> {
+    let found = std::fs::metadata(path).map_err(|error| named(path, &error))?;
+    if !found.is_file() {
+        return Err(named(path, &io::Error::other("it has the name of a segment, but is no plain file")));
+    }
+    Ok(found.len())
+}
+
 /// Opens for direct I/O; where the file system has none, with the page cache and a warning.
 pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match options.custom_flags(libc::O_DIRECT).open(path) {

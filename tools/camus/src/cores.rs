@@ -4,6 +4,7 @@
 
 use crate::board::{Board, DiskState, Phase};
 use crate::errors::{self, UserError};
+use crate::process;
 use crate::serve::{self, Plan};
 use crate::shutdown::{Shutdown, Why};
 use camus_engine::io::RealVolume;
@@ -48,10 +49,7 @@ struct Running {
 /// Starts every core; returns when all of them serve, or with the first thing that does not let them.
 pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Result<Box<dyn serve::Cores>, UserError> {
     let count = plan.cores.len();
-    match rt::raise_descriptor_limit() {
-        Ok(limit) => tracing::debug!(limit, "open files"),
-        Err(error) => tracing::warn!(%error, "the limit for open files could not be raised"),
-    }
+    let connections_max = connections_max(plan);
     let cluster = crate::data_dir::uuid_of(&plan.identity.cluster_id)
         .ok_or_else(|| errors::data_dir_identity(&plan.data_dir, "its cluster id is no id"))?;
     let (reserved, bound) = reserve(&plan.listeners)?;
@@ -71,7 +69,7 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         let pool = ChunkPool::new(plan.budgets.wal_bytes);
         let mut config = rt::CoreConfig::new(core, plan.cores[n].dir.clone(), running.bells[n].clone());
         config.pin = plan.cores[n].cpu;
-        config.conns_max = plan.connections_max;
+        config.conns_max = connections_max;
         config.regions = Some(pool.regions());
         config.stats = Arc::clone(&board.cores[n].stats);
         let make = Make {
@@ -113,10 +111,8 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         let io = io_choice(&running.handles, plan.io());
         let handle = match spawn_core(io, config, driver) {
             Ok(handle) => handle,
-            Err(error) => {
-                running.abandon();
-                return Err(errors::of_rt(core, &error));
-            }
+            Err(error) if n == 0 => return Err(errors::of_rt(core, &error)),
+            Err(error) => end_at_once(&errors::of_rt(core, &error)),
         };
         if n == 0 && handle.kind == ShellKind::Poll && plan.io() == IoChoice::Auto {
             tracing::warn!("io_uring can not be used here: going on with epoll and blocking disk calls (slower)");
@@ -127,8 +123,9 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
     for core in 0..count {
         let word = recovered.recv().unwrap_or_else(|_| Err(errors::core_failed(core as u16, "its thread ended")));
         if let Err(error) = word {
-            running.abandon();
-            return Err(error);
+            // None of them listens, so nothing was acknowledged and nobody needs to be waited for: a sound core would
+            // wait out its grace, for those that never come up.
+            end_at_once(&error);
         }
     }
     let mut waited = Duration::ZERO;
@@ -137,12 +134,11 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         if waited > NO_ROOM_AFTER
             && let Some(core) = running.board.cores.iter().position(|c| c.disk() == DiskState::NoSpace)
         {
-            running.abandon();
             let needed = plan.settings.wal_segment_bytes;
-            return Err(errors::disk_full_at_start(&plan.cores[core].dir, needed, "the file system is full"));
+            end_at_once(&errors::disk_full_at_start(&plan.cores[core].dir, needed, "the file system is full"));
         }
         if shutdown.is_asked() {
-            running.abandon();
+            running.abandon(shutdown);
             // any error will do: whoever asked is told why it ended
             return Err(errors::core_failed(0, "it was asked to stop while it started"));
         }
@@ -150,6 +146,26 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(Box::new(running))
+}
+
+/// Connections of each core: what the settings give it, or less where there are no descriptors for so many.
+fn connections_max(plan: &Plan) -> usize {
+    let descriptors = match rt::raise_descriptor_limit() {
+        Ok(descriptors) => descriptors,
+        Err(error) => {
+            tracing::warn!(%error, "how many descriptors are allowed can not be asked");
+            return plan.connections_max;
+        }
+    };
+    let (cores, asked) = (plan.cores.len(), plan.connections_max);
+    let possible = process::connections_max(descriptors, cores, plan.listeners.len());
+    if possible < asked {
+        tracing::warn!(
+            "{descriptors} descriptors are allowed: each core takes {possible} connections, not {asked}; raise \
+             `ulimit -Hn`"
+        );
+    }
+    asked.min(possible)
 }
 
 /// Shard 0 on core 0, and [`limits::SHARDS_PER_CORE`] data shards on each core.
@@ -330,13 +346,25 @@ impl Said {
     }
 }
 
+/// Tells the person, and ends the process as it is.
+fn end_at_once(error: &UserError) -> ! {
+    crate::out::error(error);
+    #[allow(clippy::disallowed_methods)] // whatever other threads do, they do nothing more
+    std::process::exit(i32::from(error.status))
+}
+
 impl Report for Said {
     fn recovered(&self) {
         self.runs.set(true);
         self.phase(Phase::Electing);
     }
 
-    fn serving(&self) {}
+    fn serving(&self) {
+        // Its first records are on the media, and it does not listen yet.
+        if let Err(error) = crate::data_dir::note_begun(&self.data_dir, self.core) {
+            end_at_once(&errors::data_dir_io(&self.data_dir, "noting that a log was begun", &error));
+        }
+    }
 
     fn listening(&self) {
         self.phase(Phase::Serving);
@@ -362,11 +390,8 @@ impl Report for Said {
 
     fn fatal(&self, error: &WalError) {
         self.board.cores[self.core.0 as usize].set_disk(DiskState::Failed);
-        let error = errors::of_wal(&self.data_dir, self.core, error);
-        crate::out::error(&error);
-        #[allow(clippy::disallowed_methods)]
-        // nothing may be acknowledged any more, on any core: not even a moment later
-        std::process::exit(i32::from(error.status));
+        // Nothing may be acknowledged any more, on any core: not even a moment later.
+        end_at_once(&errors::of_wal(&self.data_dir, self.core, error));
     }
 }
 
@@ -375,8 +400,16 @@ impl Running {
         self.board.cores.iter().all(|c| c.phase() == Phase::Serving)
     }
 
-    /// Asks all cores to end, and waits for those that can.
-    fn abandon(&mut self) {
+    /// Asked to end while it started. Where a core listens already, all may have acknowledged something: asks them to
+    /// end, and waits for those that can. Else there is nothing to wait for.
+    fn abandon(&mut self, shutdown: &Shutdown) {
+        if !self.board.cores.iter().any(|c| c.phase() == Phase::Serving) {
+            match shutdown.wait() {
+                Why::Failed(error) => end_at_once(&error),
+                #[allow(clippy::disallowed_methods)] // nothing of it is needed any more
+                Why::Signal(_) => std::process::exit(i32::from(errors::exit::OK)),
+            }
+        }
         self.ask_to_stop();
         for handle in self.handles.drain(..) {
             let _ = handle.join();

@@ -1,14 +1,15 @@
 //! The data directory: whose it is, and that one process has it at a time.
 //!
-//! `camus.toml` its identity, written once; `lock` the file that the operating system's lock is on; `core-N/` the
-//! write-ahead log of core N.
+//! `camus.toml` its identity, written once; `lock` who has it; `core-N/` the write-ahead log of core N, `core-N.begun`
+//! that there is one: without it, a log that somebody removed would look like one that never was. The operating
+//! system's lock is on the directory itself, which nobody removes by hand while a broker runs, and on `lock`.
 
 use crate::errors::{self, UserError};
 use camus_engine::types::CoreId;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{Access, AtFlags, FlockOperation, Mode, OFlags, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 pub const IDENTITY_FILE: &str = "camus.toml";
@@ -31,8 +32,16 @@ pub struct DataDir {
     path: PathBuf,
     /// `None` until [`DataDir::claim`] or if it is new.
     identity: Option<Identity>,
-    /// Keeps the lock.
-    _lock: File,
+    /// Keeps the locks.
+    _lock: Lock,
+}
+
+/// The locks on a data directory, held until dropped. That on the directory itself decides; that on the file `lock`
+/// is for whoever knows only that one, and tells people who it is.
+#[derive(Debug)]
+pub struct Lock {
+    _dir: File,
+    _file: Option<File>,
 }
 
 impl DataDir {
@@ -84,6 +93,10 @@ impl DataDir {
                     &format!("camus serve --data-dir {} --cores {}", self.path.display(), found.cores),
                 ));
             }
+            for core in (0..cores).map(|core| CoreId(core as u16)) {
+                check_log_is_there(&self.path, core)?;
+                check_writable(&self.core_dir(core))?;
+            }
         } else {
             self.identity = Some(Identity { cluster_id: cluster_id.to_owned(), node_id: node_id.unwrap_or(1), cores });
             // First the places for the logs, then the name: a directory with an identity is whole.
@@ -115,12 +128,55 @@ pub fn core_dir(data_dir: &Path, core: CoreId) -> PathBuf {
     data_dir.join(format!("core-{core}"))
 }
 
-/// The directories of the cores that are there, whoever made them.
+fn begun_file(data_dir: &Path, core: CoreId) -> PathBuf {
+    data_dir.join(format!("core-{core}.begun"))
+}
+
+/// From when this returns, a log of this core without a segment is one that was lost. To be called when its first
+/// records are on the media and before any of them is acknowledged; later calls find the mark and do nothing.
+pub fn note_begun(data_dir: &Path, core: CoreId) -> io::Result<()> {
+    let file = begun_file(data_dir, core);
+    if file.try_exists()? {
+        return Ok(());
+    }
+    File::create(&file)?.sync_all()?;
+    sync_dir(data_dir)
+}
+
+/// Refuses a log that was begun and of which nothing is left. For a directory with an identity.
+pub fn check_log_is_there(data_dir: &Path, core: CoreId) -> Result<(), UserError> {
+    let dir = core_dir(data_dir, core);
+    let failed = |e: io::Error| errors::data_dir_io(&dir, "listing it", &e);
+    let begun = begun_file(data_dir, core).try_exists().map_err(failed)?;
+    let entries = match std::fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        // It is made before camus.toml is: it was there.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(errors::wal_missing(&dir, core, "the directory is not there"));
+        }
+        Err(e) => return Err(failed(e)),
+    };
+    for entry in entries {
+        if !begun || entry.map_err(failed)?.file_name().to_string_lossy().ends_with(".wal") {
+            return Ok(());
+        }
+    }
+    if begun { Err(errors::wal_missing(&dir, core, "no segment is in the directory")) } else { Ok(()) }
+}
+
+/// Files can be made in it: a log that can be read and not written would fail later, as a disk does.
+fn check_writable(dir: &Path) -> Result<(), UserError> {
+    rustix::fs::accessat(rustix::fs::CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+        .map_err(|errno| errors::data_dir_io(dir, "asking to write in it", &errno.into()))
+}
+
+/// The logs of the cores that are there or were begun, whoever made them.
 fn core_dirs(path: &Path) -> io::Result<impl Iterator<Item = PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path)? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("core-") && std::fs::read_dir(entry.path())?.next().is_some()
+        if entry.file_name().to_string_lossy().starts_with("core-")
+            && (!entry.file_type()?.is_dir() || std::fs::read_dir(entry.path())?.next().is_some())
         {
             found.push(entry.path());
         }
@@ -133,6 +189,9 @@ pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
     let text = match std::fs::read_to_string(path.join(IDENTITY_FILE)) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+            return Err(errors::data_dir_identity(path, "it is no text: not in UTF-8"));
+        }
         Err(e) => return Err(errors::data_dir_io(path, "reading camus.toml", &e)),
     };
     let damaged = |why: &str| errors::data_dir_identity(path, why);
@@ -186,8 +245,9 @@ fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-fn take_lock(path: &Path) -> Result<File, UserError> {
+fn take_lock(path: &Path) -> Result<Lock, UserError> {
     let failed = |e: io::Error| errors::data_dir_io(path, "opening the file lock", &e);
+    let dir = lock_dir(path, FlockOperation::NonBlockingLockExclusive)?;
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -195,35 +255,59 @@ fn take_lock(path: &Path) -> Result<File, UserError> {
         .truncate(false)
         .open(path.join(LOCK_FILE))
         .map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => return Err(locked(path, &file)),
-        Err(errno) => return Err(errors::data_dir_io(path, "locking it", &errno.into())),
-    }
+    lock(path, &file, FlockOperation::NonBlockingLockExclusive)?;
     file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(failed)?;
-    Ok(file)
+    still_named(path, &dir)?;
+    Ok(Lock { _dir: dir, _file: Some(file) })
 }
 
 /// For tools that read: keeps a broker from starting meanwhile, and refuses beside a running one. Changes nothing.
-pub fn hold_for_reading(path: &Path) -> Result<Option<File>, UserError> {
+pub fn hold_for_reading(path: &Path) -> Result<Lock, UserError> {
+    let dir = lock_dir(path, FlockOperation::NonBlockingLockShared)?;
     let file = match File::open(path.join(LOCK_FILE)) {
-        Ok(file) => file,
+        Ok(file) => {
+            lock(path, &file, FlockOperation::NonBlockingLockShared)?;
+            Some(file)
+        }
         // A copy of a directory may come without it.
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(errors::data_dir_io(path, "opening the file lock", &e)),
     };
-    match flock(&file, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path, &file)),
+    still_named(path, &dir)?;
+    Ok(Lock { _dir: dir, _file: file })
+}
+
+fn lock_dir(path: &Path, how: FlockOperation) -> Result<File, UserError> {
+    let dir = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| errors::data_dir_io(path, "opening it", &errno.into()))?;
+    let dir = File::from(dir);
+    lock(path, &dir, how)?;
+    Ok(dir)
+}
+
+fn lock(path: &Path, file: &File, how: FlockOperation) -> Result<(), UserError> {
+    match flock(file, how) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path)),
         Err(errno) => Err(errors::data_dir_io(path, "locking it", &errno.into())),
     }
 }
 
-/// Who has it is written in the file.
-fn locked(path: &Path, file: &File) -> UserError {
+/// What is locked is what the path leads to: a directory that was moved away meanwhile is not ours to write at.
+fn still_named(path: &Path, dir: &File) -> Result<(), UserError> {
+    let failed = |e: io::Error| errors::data_dir_io(path, "looking whether it is still the one that was locked", &e);
+    let (locked, named) = (dir.metadata().map_err(failed)?, std::fs::metadata(path).map_err(failed)?);
+    if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
+        return Ok(());
+    }
+    Err(failed(io::Error::other("it was replaced by another directory meanwhile")))
+}
+
+/// Who has it is written in the file `lock`, if that is there.
+fn locked(path: &Path) -> UserError {
     let mut holder = String::new();
     // Only for the message: who it is may be unknown.
-    let _ = file.take(64).read_to_string(&mut holder);
+    let _ = File::open(path.join(LOCK_FILE)).and_then(|file| file.take(64).read_to_string(&mut holder));
     let pid = holder.trim().parse::<u32>().ok();
     errors::data_dir_locked(path, pid.map(|pid| (pid, command_of(pid))))
 }
@@ -344,6 +428,61 @@ mod tests {
         DataDir::open(dir.path()).expect("free again");
     }
 
+    /// If this fails, whoever removes the file `lock` by hand lets a second broker write the same log.
+    #[test]
+    fn removing_the_lock_file_frees_nothing() {
+        let dir = temporary();
+        let held = DataDir::open(dir.path()).expect("new");
+        std::fs::remove_file(dir.path().join(LOCK_FILE)).expect("removed");
+        assert_eq!(DataDir::open(dir.path()).expect_err("it is held").code, "CAM-0102");
+        assert_eq!(hold_for_reading(dir.path()).expect_err("it is held").code, "CAM-0102");
+        assert!(!dir.path().join(LOCK_FILE).exists(), "who was refused changed nothing");
+        drop(held);
+        DataDir::open(dir.path()).expect("free again");
+    }
+
+    /// If this fails, a process goes on with a lock on a directory that it does not write to.
+    #[test]
+    fn a_directory_that_was_replaced_while_it_was_locked_is_refused() {
+        let dir = temporary();
+        let (path, away) = (dir.path().join("a"), dir.path().join("b"));
+        make_dir(&path).expect("made");
+        let locked = lock_dir(&path, FlockOperation::NonBlockingLockExclusive).expect("free");
+        still_named(&path, &locked).expect("the same");
+        std::fs::rename(&path, &away).expect("moved");
+        assert_eq!(still_named(&path, &locked).expect_err("gone").code, "CAM-0101");
+        make_dir(&path).expect("made");
+        assert_eq!(still_named(&path, &locked).expect_err("another one").code, "CAM-0101");
+    }
+
+    /// If this fails, a broker whose log was removed starts empty, and gives offsets and ids out a second time.
+    #[test]
+    fn a_log_that_was_begun_and_is_gone_stops_the_start() {
+        let dir = temporary();
+        let claim = || DataDir::open(dir.path())?.claim("HS86S1xtfo-QABAgMEBQYA", None, 2);
+        claim().expect("new");
+        claim().expect("a start that ended before its first record lost nothing");
+        let core = CoreId(1);
+        let segment = core_dir(dir.path(), core).join("000001.wal");
+        std::fs::write(&segment, b"x").expect("written");
+        claim().expect("a log of before there were marks");
+        note_begun(dir.path(), core).expect("written");
+        note_begun(dir.path(), core).expect("it is there already");
+        claim().expect("whole");
+        std::fs::rename(&segment, core_dir(dir.path(), core).join("000001.wal.tmp")).expect("renamed");
+        let error = claim().expect_err("no segment");
+        assert_eq!((error.code, error.status), ("CAM-0107", errors::exit::WAL_DAMAGED));
+        assert!(error.place.ends_with("core-1"), "{error}");
+        std::fs::remove_dir_all(core_dir(dir.path(), core)).expect("removed");
+        assert_eq!(claim().expect_err("no directory").code, "CAM-0107");
+        assert!(!core_dir(dir.path(), core).exists(), "a refused start makes nothing");
+        std::fs::remove_file(begun_file(dir.path(), core)).expect("removed");
+        assert_eq!(claim().expect_err("a directory that was made before camus.toml").code, "CAM-0107");
+        std::fs::remove_file(dir.path().join(IDENTITY_FILE)).expect("removed");
+        note_begun(dir.path(), core).expect("written");
+        assert_eq!(claim().expect_err("begun, but whose?").code, "CAM-0104");
+    }
+
     #[test]
     fn a_damaged_newer_or_missing_identity_is_never_guessed() {
         let dir = temporary();
@@ -354,6 +493,8 @@ mod tests {
             std::fs::write(&path, text).expect("written");
             assert_eq!(DataDir::open(dir.path()).expect_err(text).code, "CAM-0104");
         }
+        std::fs::write(&path, b"format = 1\n\xff\xfe").expect("written");
+        assert_eq!(DataDir::open(dir.path()).expect_err("no text").code, "CAM-0104");
         std::fs::remove_file(&path).expect("removed");
         DataDir::open(dir.path()).expect("empty").claim("HS86S1xtfo-QABAgMEBQYA", None, 1).expect("written");
         std::fs::write(core_dir(dir.path(), CoreId(0)).join("000001.wal"), b"x").expect("written");

@@ -95,8 +95,9 @@ written with dots (num.partitions = 3) or in tables.";
 "The operating system refused to make, open, write or flush something in the data directory. Camus needs to own it,
 and needs a file system that can flush a directory and lock a file (not tmpfs for data that matters, not NFS).";
     DATA_DIR_LOCKED = "CAM-0102", DATA_DIR_LOCKED, "another process has the data directory",
-"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the file
-`lock`): it is gone when its process is, also after kill -9, so there is never a stale lock file to delete.";
+"Two brokers on one directory would write over each other. The lock is the operating system's (flock on the
+directory itself, and on the file `lock`): it is gone when its process is, also after kill -9, so there is never a
+stale lock file to delete, and deleting `lock` frees nothing.";
     DATA_DIR_MISMATCH = "CAM-0103", DATA_DIR, "the data directory was made with other settings",
 "The directory remembers the node id and the number of cores (in camus.toml inside it): partitions are laid out by
 them, so they can not change later. Start with the same numbers (or without --cores: then the directory decides),
@@ -120,7 +121,8 @@ media, of a copy, or by another program), not a write that a crash cut short. A 
 was never acknowledged, it is dropped at start, and you will not see this error for it. Camus changes nothing and
 serves nothing: to start with a shortened log would lose acknowledged records without a word. `camus wal verify`
 lists every damaged place and what is behind it. Restore the directory from a backup or from the disk's other
-copy.";
+copy. The same is said of a log that was begun (core-N.begun in the data directory says so) and of which no segment
+is left.";
     WAL_FOREIGN = "CAM-0108", WAL_DAMAGED, "the write-ahead log is not one that this Camus can read",
 "The segment files carry the cluster, the core and the version of their format. These do not fit the data
 directory, or were written by a newer Camus.";
@@ -252,9 +254,7 @@ pub fn data_dir_io(path: &Path, doing: &str, error: &std::io::Error) -> UserErro
 pub fn data_dir_locked(path: &Path, holder: Option<(u32, String)>) -> UserError {
     let (who, run) = match holder {
         Some((pid, command)) => (format!("process {pid} ({command}) has it"), format!("ps -fp {pid}")),
-        None => {
-            ("the process that has it did not say who it is".to_owned(), format!("fuser -v {}/lock", path.display()))
-        }
+        None => ("the process that has it did not say who it is".to_owned(), format!("fuser -v {}", path.display())),
     };
     UserError::new(
         DATA_DIR_LOCKED,
@@ -322,6 +322,22 @@ pub fn wal_damaged(data_dir: &Path, place: &str, lost: &str) -> UserError {
         lost,
         "nothing was changed and nothing is served",
         format!("camus wal verify --data-dir {}", data_dir.display()),
+    )
+}
+
+/// The log of a core that had one is not there at all. `found`: what is there instead.
+pub fn wal_missing(dir: &Path, core: CoreId, found: &str) -> UserError {
+    let data_dir = dir.parent().unwrap_or(dir);
+    UserError::new(
+        WAL_DAMAGED,
+        format!("the write-ahead log of core {core} is gone"),
+        dir.display().to_string(),
+        format!(
+            "{found}, though the core has written its log there: every record, topic and committed offset that core \
+             {core} acknowledged is lost, unless the files come back"
+        ),
+        "nothing was changed and nothing is served",
+        format!("ls -lR {}   (then put the files back, or start with an empty directory)", data_dir.display()),
     )
 }
 
@@ -528,6 +544,7 @@ mod tests {
                 "records up to LSN 9204112 are whole; 3 later groups are whole as well, so this is damage and not an \
                  unfinished write",
             ),
+            wal_missing(&dir.join("core-1"), CoreId(1), "no segment is in the directory"),
             wal_foreign(dir, "camus-data/core-0/000017.wal", "format 2 is newer than this Camus knows (1)"),
             listen("listeners", "127.0.0.1:9092", &std::io::Error::from_raw_os_error(98)),
             runtime(0, "io_uring_setup: Operation not permitted (os error 1)"),

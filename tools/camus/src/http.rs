@@ -17,20 +17,27 @@ use axum::routing::get;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
+use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
-/// Connections at a time; one more waits in the listener's queue.
-const CONNECTIONS_MAX: usize = 64;
+/// Connections at a time, where there are descriptors for them. One more throws out the oldest: nobody waits long
+/// behind the silent.
+pub const CONNECTIONS_MAX: usize = 64;
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// Connections that wait to be accepted: where more knock, the kernel drops one, which tries again after a second.
+const BACKLOG: i32 = 1024;
+/// What a connection has at least, however many come.
+const CONNECTION_TIME_MIN: Duration = Duration::from_millis(20);
 /// For the head of a request to arrive.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// For a connection as a whole: a scraper comes again.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the turns of the loops are looked at.
@@ -46,16 +53,17 @@ pub struct Http {
 }
 
 impl Http {
-    /// Serves on the listener until dropped.
-    pub fn start(listener: TcpListener, board: Arc<Board>) -> io::Result<Http> {
+    /// Serves on the listener until dropped, so many connections at a time.
+    pub fn start(listener: TcpListener, board: Arc<Board>, connections_max: usize) -> io::Result<Http> {
         let addr = listener.local_addr()?;
         listener.set_nonblocking(true)?;
+        socket2::SockRef::from(&listener).listen(BACKLOG)?;
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let thread = std::thread::Builder::new().name("camus-http".to_owned()).spawn(move || {
             runtime.block_on(async move {
                 tokio::select! {
-                    failed = serve(listener, board) => {
+                    failed = serve(listener, board, connections_max) => {
                         if let Err(error) = failed {
                             tracing::error!(%error, "the HTTP port has failed; the broker goes on without it");
                         }
@@ -121,7 +129,7 @@ impl App {
     }
 }
 
-async fn serve(listener: TcpListener, board: Arc<Board>) -> io::Result<()> {
+async fn serve(listener: TcpListener, board: Arc<Board>, connections_max: usize) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let now = Instant::now();
     let app = Arc::new(App {
@@ -135,40 +143,60 @@ async fn serve(listener: TcpListener, board: Arc<Board>) -> io::Result<()> {
         .route("/metrics", get(metrics_page))
         .route("/", get(index))
         .with_state(Arc::clone(&app));
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut looks = tokio::time::interval(LOOK_INTERVAL);
-    loop {
-        tokio::select! {
-            _ = looks.tick() => app.look(Instant::now()),
-            (permit, accepted) = accept(&listener, &permits) => {
-                let Ok((stream, _)) = accepted else {
-                    // Out of descriptors, most likely: try again when some are back.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                };
-                let service = TowerToHyperService::new(router.clone());
-                tokio::spawn(async move {
-                    let connection = hyper::server::conn::http1::Builder::new()
-                        .timer(TokioTimer::new())
-                        .header_read_timeout(HEAD_TIMEOUT)
-                        .max_buf_size(HEAD_BYTES_MAX)
-                        .serve_connection(TokioIo::new(stream), service);
-                    // Errors are the peer's: it went away, or spoke no HTTP.
-                    let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
-                    drop(permit);
-                });
-            }
+    let mut open = Open { connections: VecDeque::new(), max: connections_max };
+    tokio::spawn(async move {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        loop {
+            looks.tick().await;
+            app.look(Instant::now());
         }
+    });
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: try again when some are back.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        open.make_room().await;
+        let service = TowerToHyperService::new(router.clone());
+        let task = tokio::spawn(async move {
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIMEOUT)
+                .max_buf_size(HEAD_BYTES_MAX)
+                .serve_connection(TokioIo::new(stream), service);
+            // Errors are the peer's: it went away, or spoke no HTTP.
+            let _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection).await;
+        });
+        open.connections.push_back((Instant::now(), task.abort_handle()));
     }
 }
 
-/// The next connection, when there is room for one. Safe to drop at any point.
-async fn accept(
-    listener: &tokio::net::TcpListener,
-    permits: &Arc<Semaphore>,
-) -> (tokio::sync::OwnedSemaphorePermit, io::Result<(tokio::net::TcpStream, SocketAddr)>) {
-    let permit = Arc::clone(permits).acquire_owned().await.expect("the semaphore is never closed");
-    (permit, listener.accept().await)
+/// The connections that are open, the oldest first.
+struct Open {
+    connections: VecDeque<(Instant, AbortHandle)>,
+    max: usize,
+}
+
+impl Open {
+    fn is_full(&mut self) -> bool {
+        self.connections.retain(|(_, task)| !task.is_finished());
+        self.connections.len() >= self.max
+    }
+
+    /// Throws out the oldest when there are too many, once it had its time.
+    async fn make_room(&mut self) {
+        while self.is_full() {
+            let Some((since, task)) = self.connections.front() else { return };
+            let left = CONNECTION_TIME_MIN.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                task.abort();
+                self.connections.pop_front();
+            } else {
+                tokio::time::sleep(left).await;
+            }
+        }
+    }
 }
 
 async fn index() -> &'static str {
@@ -213,15 +241,16 @@ mod tests {
     use crate::memory::Budgets;
     use std::io::{Read, Write};
     use std::net::TcpStream;
+    use std::sync::atomic::AtomicBool;
 
     fn start(cores: usize) -> (Http, Arc<Board>) {
         let board = Arc::new(Board::new(cores, Budgets::of_core(1 << 30, cores)));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        (Http::start(listener, Arc::clone(&board)).expect("it starts"), board)
+        (Http::start(listener, Arc::clone(&board), CONNECTIONS_MAX).expect("it starts"), board)
     }
 
     fn get(addr: SocketAddr, path: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(addr).expect("it listens");
+        let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(5)).expect("it listens");
         write!(stream, "GET {path} HTTP/1.1\r\nhost: camus\r\nconnection: close\r\n\r\n").expect("sent");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("answered");
@@ -278,18 +307,46 @@ mod tests {
     #[test]
     fn connections_heads_and_silence_are_bounded() {
         let (http, _board) = start(1);
-        let mut silent: Vec<TcpStream> =
-            (0..CONNECTIONS_MAX).map(|_| TcpStream::connect(http.addr).expect("it listens")).collect();
+        let connect = || TcpStream::connect(http.addr).expect("it listens");
         let begun = Instant::now();
-        assert_eq!(get(http.addr, "/livez").0, 200, "served when the silent ones are thrown out");
-        assert!(begun.elapsed() >= HEAD_TIMEOUT - Duration::from_millis(500), "one more had to wait");
-        let mut rest = Vec::new();
-        let _ = silent[0].read_to_end(&mut rest);
-        let mut loud = TcpStream::connect(http.addr).expect("it listens");
+        let mut silent: Vec<TcpStream> = (0..CONNECTIONS_MAX + 1).map(|_| connect()).collect();
+        let _ = silent[0].read_to_end(&mut Vec::new());
+        assert!(begun.elapsed() < HEAD_TIMEOUT, "one more throws the oldest out");
+        let _ = silent[CONNECTIONS_MAX].read_to_end(&mut Vec::new());
+        assert!(begun.elapsed() < 3 * HEAD_TIMEOUT, "silence is thrown out in time");
+        let mut loud = connect();
         let _ = loud.write_all(format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(4 * HEAD_BYTES_MAX)).as_bytes());
         let mut answer = String::new();
         let _ = loud.read_to_string(&mut answer);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+    }
+
+    /// If this fails, a broker that is well is restarted, because somebody keeps its HTTP port busy with half requests.
+    #[test]
+    fn livez_is_answered_in_time_however_many_send_half_a_head() {
+        let (http, _board) = start(1);
+        let addr = http.addr;
+        let over = Arc::new(AtomicBool::new(false));
+        let slow = |over: Arc<AtomicBool>| {
+            move || {
+                while !over.load(Ordering::Relaxed) {
+                    let Ok(mut stream) = TcpStream::connect(addr) else { continue };
+                    let _ = stream.write_all(b"GET / HTTP/1.1\r\n");
+                    let _ = stream.read(&mut [0]);
+                }
+            }
+        };
+        let threads: Vec<_> = (0..4 * CONNECTIONS_MAX).map(|_| std::thread::spawn(slow(Arc::clone(&over)))).collect();
+        std::thread::sleep(Duration::from_millis(500));
+        for _ in 0..3 {
+            let begun = Instant::now();
+            assert_eq!(get(addr, "/livez").0, 200);
+            assert!(begun.elapsed() < Duration::from_secs(1), "it took {:?}", begun.elapsed());
+        }
+        over.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().expect("it ended");
+        }
     }
 
     #[test]

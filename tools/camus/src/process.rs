@@ -1,24 +1,39 @@
 //! The process as a whole: how many descriptors it may have, and that it ends when an assertion fails.
 
 use crate::errors::{self, UserError};
+use crate::http;
 use crate::out;
+use camus_engine::limits::FILES_OPEN_MAX;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors besides those of clients: files of the log, rings, listeners, the HTTP port.
-const DESCRIPTORS_BESIDES: u64 = 1024;
+/// Of the whole process, besides what is counted on its own: standard streams, the data directory and its lock, the
+/// HTTP port's listener and loop.
+const DESCRIPTORS_BESIDES: u64 = 16;
+/// Of a core, besides files, listeners and connections: its ring or epoll, its bell, what is opened for a moment.
+const DESCRIPTORS_OF_LOOP: u64 = 8;
+/// Files of a core's log that can always be open.
+const LOG_FILES_MIN: u64 = 8;
 
-/// Raises what the shell left low and the system allows: a descriptor for each connection, and locked memory for the
-/// rings. Says where it is still too little.
-pub fn raise_limits(connections_max: usize) {
-    let needed = connections_max as u64 + DESCRIPTORS_BESIDES;
-    let have = raise(Resource::Nofile);
-    if have.is_some_and(|have| have < needed) {
-        tracing::warn!(
-            "{} descriptors are allowed, {connections_max} connections may need {needed}: raise `ulimit -Hn`",
-            have.unwrap_or(0)
-        );
-    }
+/// Raises what the shell left low and the system allows: descriptors, and locked memory for the rings. Returns how many
+/// descriptors there are (`u64::MAX`: no limit).
+pub fn raise_limits() -> u64 {
     raise(Resource::Memlock);
+    raise(Resource::Nofile).unwrap_or(u64::MAX)
+}
+
+/// Connections at a time of the HTTP port, of so many descriptors.
+pub fn http_connections_max(descriptors: u64) -> usize {
+    usize::try_from(descriptors / 8).unwrap_or(usize::MAX).clamp(4, http::CONNECTIONS_MAX)
+}
+
+/// Connections that each core may accept, so that the log, the HTTP port and the loops never want for a descriptor,
+/// whatever clients do. At least 1.
+pub fn connections_max(descriptors: u64, cores: usize, listeners: usize) -> usize {
+    let (cores, listeners) = (cores as u64, listeners as u64);
+    let files = (descriptors / 4 / cores).clamp(LOG_FILES_MIN, FILES_OPEN_MAX as u64);
+    let process = DESCRIPTORS_BESIDES + listeners + http_connections_max(descriptors) as u64;
+    let kept = process + cores * (files + listeners + DESCRIPTORS_OF_LOOP);
+    usize::try_from(descriptors.saturating_sub(kept) / cores).unwrap_or(usize::MAX).max(1)
 }
 
 /// Sets the soft limit to the hard one; what then holds (`None`: no limit).
@@ -64,6 +79,23 @@ mod tests {
         raise(Resource::Nofile);
         let limit = getrlimit(Resource::Nofile);
         assert_eq!(limit.current, limit.maximum);
+    }
+
+    /// If this fails, idle clients take the descriptors that the log needs, and the broker can not even close one.
+    #[test]
+    fn connections_leave_descriptors_for_the_log_and_the_http_port() {
+        assert_eq!(connections_max(100, 1, 1), 37);
+        assert_eq!(connections_max(1, 2, 1), 1, "it starts, whatever comes of it");
+        assert!(connections_max(u64::MAX, 2, 1) > 1 << 40, "no limit is none");
+        for descriptors in [64, 100, 256, 1024, 4096, 65_536, 1 << 20] {
+            for cores in [1, 2, 8] {
+                let clients = cores * connections_max(descriptors, cores, 2);
+                let least = cores as u64 * (LOG_FILES_MIN + 2 + DESCRIPTORS_OF_LOOP) + DESCRIPTORS_BESIDES + 2;
+                let all = clients as u64 + http_connections_max(descriptors) as u64 + least;
+                assert!(all <= descriptors || clients == cores, "{descriptors} for {cores}: {all}");
+            }
+        }
+        assert!(connections_max(1 << 20, 2, 1) > 500_000, "little is kept of many");
     }
 
     #[test]

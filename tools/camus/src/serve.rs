@@ -83,9 +83,9 @@ pub fn run(settings: Settings, shutdown: &Arc<Shutdown>, start_cores: StartCores
     let mut data_dir = DataDir::open(&settings.data_dir)?;
     let plan = plan(settings, &host, &mut data_dir)?;
     say_what_follows_from_nothing(&plan.settings);
-    process::raise_limits(plan.settings.connections_max);
+    let http_max = process::http_connections_max(process::raise_limits());
     let board = Arc::new(Board::new(plan.cores.len(), plan.budgets));
-    let http = start_http(&plan.settings.http, &board)?;
+    let http = start_http(&plan.settings.http, &board, http_max)?;
     watch_signals(Arc::clone(shutdown)).map_err(|e| errors::runtime(0, &format!("signals can not be watched: {e}")))?;
 
     let started = start_cores(&plan, &board, shutdown);
@@ -172,10 +172,10 @@ fn resolve(setting: &str, listener: &Listener) -> Result<SocketAddr, UserError> 
     chosen.copied().ok_or_else(|| failed(&std::io::Error::other("the name has no address")))
 }
 
-fn start_http(address: &Listener, board: &Arc<Board>) -> Result<Http, UserError> {
+fn start_http(address: &Listener, board: &Arc<Board>, connections_max: usize) -> Result<Http, UserError> {
     let addr = resolve("camus.http", address)?;
     TcpListener::bind(addr)
-        .and_then(|listener| Http::start(listener, Arc::clone(board)))
+        .and_then(|listener| Http::start(listener, Arc::clone(board), connections_max))
         .map_err(|e| errors::listen("camus.http", &addr.to_string(), &e))
 }
 

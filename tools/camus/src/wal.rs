@@ -67,9 +67,12 @@ fn each_core(
     let mut first = None;
     for core in (0..identity.cores).map(|core| CoreId(core as u16)) {
         let dir = data_dir::core_dir(data_dir, core);
-        let volume = RealVolume::open(&dir, false).map_err(|e| errors::data_dir_io(&dir, "listing it", &e))?;
-        if let Some(refusal) = look(core, &volume, Owner { cluster, core: Some(core) }) {
-            let error = errors::of_wal(data_dir, core, &refusal);
+        let judged = data_dir::check_log_is_there(data_dir, core).and_then(|()| {
+            let volume = RealVolume::open(&dir, false).map_err(|e| errors::data_dir_io(&dir, "listing it", &e))?;
+            let refusal = look(core, &volume, Owner { cluster, core: Some(core) });
+            refusal.map_or(Ok(()), |refusal| Err(errors::of_wal(data_dir, core, &refusal)))
+        });
+        if let Err(error) = judged {
             // All of them are shown, the first one is the answer.
             match &first {
                 None => first = Some(error),
@@ -147,5 +150,7 @@ mod tests {
         drop(held);
         verify(dir.path()).expect("nothing in it is damaged");
         dump(dir.path()).expect("nothing in it is damaged");
+        data_dir::note_begun(dir.path(), CoreId(1)).expect("written");
+        assert_eq!(verify(dir.path()).expect_err("a start would refuse it").code, "CAM-0107");
     }
 }
