@@ -14,7 +14,7 @@ use std::path::Path;
 pub fn dump(data_dir: &Path) -> Result<(), UserError> {
     each_core(data_dir, |core, volume, owner| {
         let mut lsn = 0;
-        let report = inspect::walk(volume, owner, &mut |seen| match seen {
+        inspect::walk(volume, owner, &mut |seen| match seen {
             Seen::Segment { header, .. } => out::line(format!(
                 "core {core}  segment {}  first LSN {}  durable LSN {}  {} bytes",
                 header.sequence, header.first_lsn, header.durable_lsn, header.segment_bytes
@@ -46,8 +46,7 @@ pub fn dump(data_dir: &Path) -> Result<(), UserError> {
                 }
                 out::line(line);
             }
-        });
-        report
+        })
     })
 }
 
