@@ -15,7 +15,7 @@ use camus_engine::rt::{self, Bell, CoreHandle, Driver, Event, IoChoice, Rt, RtEr
 use camus_engine::shard::api::ShardTable;
 use camus_engine::shard::core::{Core, CoreConfig, RecoverError};
 use camus_engine::stats::CoreStats;
-use camus_engine::types::{BrokerId, CoreId, ShardId};
+use camus_engine::types::{BrokerId, CoreId, Lsn, ShardId};
 use camus_engine::wal::{WalConfig, WalError};
 use camus_net::api::Settings;
 use camus_net::meta_host::MetaHost;
@@ -287,6 +287,9 @@ impl Make {
         let (pump, recovered) =
             Core::recover(config, Arc::clone(&broker.shards), Arc::clone(&stats), &volume, pool, seed)
                 .map_err(|error| refused(&self.data_dir, core, &error))?;
+        if pump.wal().durable() == Lsn(0) && crate::data_dir::was_begun(&self.data_dir, core)? {
+            return Err(errors::wal_missing(&self.dir, core, errors::NO_GROUP_LEFT));
+        }
         let meta = if core == CoreId(0) {
             let data = (1..broker.shards.len() as u32).map(ShardId).collect();
             let host = MetaHost::recover(

@@ -132,6 +132,12 @@ fn begun_file(data_dir: &Path, core: CoreId) -> PathBuf {
     data_dir.join(format!("core-{core}.begun"))
 }
 
+/// The log of this core has held records.
+pub fn was_begun(data_dir: &Path, core: CoreId) -> Result<bool, UserError> {
+    let file = begun_file(data_dir, core);
+    file.try_exists().map_err(|e| errors::data_dir_io(&file, "looking for it", &e))
+}
+
 /// From when this returns, a log of this core without a segment is one that was lost. To be called when its first
 /// records are on the media and before any of them is acknowledged; later calls find the mark and do nothing.
 pub fn note_begun(data_dir: &Path, core: CoreId) -> io::Result<()> {
@@ -147,7 +153,7 @@ pub fn note_begun(data_dir: &Path, core: CoreId) -> io::Result<()> {
 pub fn check_log_is_there(data_dir: &Path, core: CoreId) -> Result<(), UserError> {
     let dir = core_dir(data_dir, core);
     let failed = |e: io::Error| errors::data_dir_io(&dir, "listing it", &e);
-    let begun = begun_file(data_dir, core).try_exists().map_err(failed)?;
+    let begun = was_begun(data_dir, core)?;
     let entries = match std::fs::read_dir(&dir) {
         Ok(entries) => entries,
         // It is made before camus.toml is: it was there.

@@ -325,6 +325,9 @@ pub fn wal_damaged(data_dir: &Path, place: &str, lost: &str) -> UserError {
     )
 }
 
+/// What is left are files that were prepared or released.
+pub const NO_GROUP_LEFT: &str = "nothing of the log is in the files that are left";
+
 /// The log of a core that had one is not there at all. `found`: what is there instead.
 pub fn wal_missing(dir: &Path, core: CoreId, found: &str) -> UserError {
     let data_dir = dir.parent().unwrap_or(dir);

@@ -14,7 +14,7 @@ use std::path::Path;
 pub fn dump(data_dir: &Path) -> Result<(), UserError> {
     each_core(data_dir, |core, volume, owner| {
         let mut lsn = 0;
-        let report = inspect::walk(volume, owner, &mut |seen| match seen {
+        inspect::walk(volume, owner, &mut |seen| match seen {
             Seen::Segment { header, .. } => out::line(format!(
                 "core {core}  segment {}  first LSN {}  durable LSN {}  {} bytes",
                 header.sequence, header.first_lsn, header.durable_lsn, header.segment_bytes
@@ -46,21 +46,17 @@ pub fn dump(data_dir: &Path) -> Result<(), UserError> {
                 }
                 out::line(line);
             }
-        });
-        summary(core, &report)
+        })
     })
 }
 
 /// Judges each log as a start would.
 pub fn verify(data_dir: &Path) -> Result<(), UserError> {
-    each_core(data_dir, |core, volume, owner| summary(core, &inspect::verify(volume, owner)))
+    each_core(data_dir, |_, volume, owner| inspect::verify(volume, owner))
 }
 
 /// Does `look` for each core; goes on after a refusal, and ends with the first.
-fn each_core(
-    data_dir: &Path,
-    mut look: impl FnMut(CoreId, &RealVolume, Owner) -> Option<WalError>,
-) -> Result<(), UserError> {
+fn each_core(data_dir: &Path, mut look: impl FnMut(CoreId, &RealVolume, Owner) -> Report) -> Result<(), UserError> {
     let identity = identity(data_dir)?;
     let _lock = data_dir::hold_for_reading(data_dir)?;
     let cluster = data_dir::uuid_of(&identity.cluster_id);
@@ -69,8 +65,14 @@ fn each_core(
         let dir = data_dir::core_dir(data_dir, core);
         let judged = data_dir::check_log_is_there(data_dir, core).and_then(|()| {
             let volume = RealVolume::open(&dir, false).map_err(|e| errors::data_dir_io(&dir, "listing it", &e))?;
-            let refusal = look(core, &volume, Owner { cluster, core: Some(core) });
-            refusal.map_or(Ok(()), |refusal| Err(errors::of_wal(data_dir, core, &refusal)))
+            let report = look(core, &volume, Owner { cluster, core: Some(core) });
+            match summary(core, &report) {
+                Some(refusal) => Err(errors::of_wal(data_dir, core, &refusal)),
+                None if report.groups == 0 && data_dir::was_begun(data_dir, core)? => {
+                    Err(errors::wal_missing(&dir, core, errors::NO_GROUP_LEFT))
+                }
+                None => Ok(()),
+            }
         });
         if let Err(error) = judged {
             // All of them are shown, the first one is the answer.
