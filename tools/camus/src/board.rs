@@ -41,6 +41,8 @@ pub struct CoreBoard {
     pub stats: Arc<CoreStats>,
     phase: AtomicU8,
     disk: AtomicU8,
+    /// It leads its shards: what it may still wait for is other cores.
+    leads: AtomicBool,
 }
 
 impl CoreBoard {
@@ -52,6 +54,14 @@ impl CoreBoard {
         const ALL: [Phase; 6] =
             [Phase::Starting, Phase::Recovering, Phase::Electing, Phase::Serving, Phase::Stopping, Phase::Ended];
         ALL[usize::from(self.phase.load(Ordering::Acquire))]
+    }
+
+    pub fn set_leads(&self) {
+        self.leads.store(true, Ordering::Release);
+    }
+
+    pub fn leads(&self) -> bool {
+        self.leads.load(Ordering::Acquire)
     }
 
     pub fn set_disk(&self, disk: DiskState) {
@@ -89,6 +99,7 @@ impl Board {
             stats: Arc::new(CoreStats::default()),
             phase: AtomicU8::new(Phase::Starting as u8),
             disk: AtomicU8::new(DiskState::Writable as u8),
+            leads: AtomicBool::new(false),
         };
         Board { cores: (0..cores).map(|_| core()).collect(), budgets, stopping: AtomicBool::new(false) }
     }

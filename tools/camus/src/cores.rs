@@ -132,10 +132,11 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
     while !running.are_serving() {
         waited += LOOK_EVERY;
         if waited > NO_ROOM_AFTER
-            && let Some(core) = running.board.cores.iter().position(|c| c.disk() == DiskState::NoSpace)
+            && let Some(core) = running.board.cores.iter().position(|c| c.disk() == DiskState::NoSpace && !c.leads())
         {
             let needed = plan.settings.wal_segment_bytes;
-            end_at_once(&errors::disk_full_at_start(&plan.cores[core].dir, needed, "the file system is full"));
+            let why = "the file system is full, or camus.wal.disk.limit is reached and nothing can be freed";
+            end_at_once(&errors::disk_full_at_start(&plan.cores[core].dir, needed, why));
         }
         if shutdown.is_asked() {
             running.abandon(shutdown);
@@ -363,6 +364,7 @@ impl Report for Said {
     }
 
     fn serving(&self) {
+        self.board.cores[self.core.0 as usize].set_leads();
         // Its first records are on the media, and it does not listen yet.
         if let Err(error) = crate::data_dir::note_begun(&self.data_dir, self.core) {
             end_at_once(&errors::data_dir_io(&self.data_dir, "noting that a log was begun", &error));
