@@ -3,7 +3,7 @@
 use super::api::{
     Answer, Ask, BatchRules, EpochEnd, Found, OffsetQuery, Produced, ReadDone, Refusal, Route, ShardTable, Ticket,
 };
-use super::reads::{DiskReads, Part, ReadJob, ReadKind, Search, TimeQuery};
+use super::reads::{self, DiskReads, Part, ReadJob, ReadKind, Search, TimeQuery};
 use super::recovery::{self, RecoveredShard};
 use super::snapshot::Places;
 use super::watch::Watches;
@@ -27,9 +27,6 @@ pub const TICK: Duration = Duration::from_millis(10);
 
 /// How often segments are looked at for what can be freed, and the index is weighed.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
-
-/// Bit 63 tells the operations of the pump's reads from the WAL's.
-const READ_OP: u64 = 1 << 63;
 
 /// What a core is made with.
 #[derive(Clone, Debug)]
@@ -125,6 +122,13 @@ impl Shard {
     fn rest_from(&self) -> Option<SegmentSeq> {
         self.places.of(Index(self.applied.0 + 1))
     }
+
+    /// An entry of this shard is in the open group.
+    fn appended(&mut self, index: Index, lsn: Lsn, at: RecordAt, proposal: Proposal) {
+        self.last_lsn = lsn;
+        self.places.note(index, at.segment);
+        self.proposals.insert(index, proposal);
+    }
 }
 
 /// A produce that waits for room in the WAL.
@@ -152,8 +156,8 @@ pub struct Core {
     next_release: Mono,
     /// As of the last look; what was appended since is not in it.
     index_bytes: usize,
-    /// The partitions of this core that exist; unknown until the first image of the metadata came.
-    known: Option<BTreeSet<PartitionId>>,
+    /// The first image of the metadata came: the partitions of the shards are those that exist.
+    has_image: bool,
     snapshots: super::snapshot::Snapshots,
     wal_out: Vec<WalOut>,
     ready: ReadyOut,
@@ -205,7 +209,7 @@ impl Core {
             next_tick: None,
             next_release: Mono(0),
             index_bytes: 0,
-            known: None,
+            has_image: false,
             wal_out: Vec::new(),
             ready: ReadyOut::default(),
             poisoned: false,
@@ -258,7 +262,7 @@ impl Core {
             }
         }
         Counters::set(&self.stats.counters.partitions, wanted.len() as u64);
-        self.known = Some(wanted);
+        self.has_image = true;
         self.settle(now, out);
     }
 
@@ -305,10 +309,8 @@ impl Core {
         let Ok(entry) = shard.replica.propose(RecordKind::Meta, command.len() as u32, crc) else { return false };
         let head = entry_head(RecordKind::Meta, META_SHARD, entry, shard.replica.commit());
         let (lsn, at) = self.wal.append(head, &[&command], Some(crc));
-        shard.last_lsn = lsn;
-        shard.places.note(entry.index, at.segment);
         shard.dirty = true;
-        shard.proposals.insert(entry.index, Proposal::Meta { command, waiting: ticket });
+        shard.appended(entry.index, lsn, at, Proposal::Meta { command, waiting: ticket });
         true
     }
 
@@ -322,7 +324,7 @@ impl Core {
 
     /// An operation of the disk has ended.
     pub fn disk_done(&mut self, now: Mono, done: DiskDone, out: &mut Out) {
-        if done.op.0 & READ_OP != 0 {
+        if reads::is_read(done.op) {
             self.read_done(done, out);
         } else {
             self.wal.disk_done(now, done, &mut self.wal_out);
@@ -416,7 +418,7 @@ impl Core {
     fn led(&self, route: Route, epoch: Option<LeaderEpoch>) -> Result<(LeaderEpoch, &Partition), Refusal> {
         let shard = self.shards.get(&route.shard).ok_or(Refusal::NotLeader)?;
         let term = self.table.leading(route.shard).ok_or(Refusal::NotLeader)?;
-        if !self.known.as_ref().is_some_and(|known| known.contains(&route.partition)) {
+        if !self.has_image {
             return Err(Refusal::UnknownPartition);
         }
         let partition = shard.partitions.get(&route.partition).ok_or(Refusal::UnknownPartition)?;
@@ -430,47 +432,35 @@ impl Core {
 
     /// Appends one batch, or answers why not. Gives the request back if the WAL has no room for it now.
     fn produce(&mut self, now: Mono, wall: WallMs, parked: Parked, out: &mut Out) -> Option<Parked> {
-        let Parked { ticket, to, batch, rules, asked } = parked;
         let limit = self.wal.record_bytes_max();
-        if batch.len() > limit {
-            Counters::add(&self.stats.counters.produce_refused_total, 1);
-            let refusal = Refusal::TooLarge { bytes: batch.len(), limit };
-            out.answers.push((ticket, Answer::Produced(Err(refusal))));
-            return None;
-        }
-        match self.wal.room_for(batch.len()) {
-            Room::Yes => {}
-            Room::Wait => return Some(Parked { ticket, to, batch, rules, asked }),
-            Room::NoSpace => {
-                Counters::add(&self.stats.counters.produce_refused_total, 1);
-                out.answers.push((ticket, Answer::Produced(Err(Refusal::NoSpace))));
-                return None;
+        let bytes = parked.batch.len();
+        let done = if bytes > limit {
+            Err(Refusal::TooLarge { bytes, limit })
+        } else {
+            match self.wal.room_for(bytes) {
+                Room::Yes => {
+                    self.stats.stages.queue.record_ns(now.0.saturating_sub(parked.asked.0));
+                    self.append_batch(now, wall, &parked, out)
+                }
+                Room::Wait => return Some(parked),
+                Room::NoSpace => Err(Refusal::NoSpace),
             }
-        }
-        self.stats.stages.queue.record_ns(now.0.saturating_sub(asked.0));
-        if let Err(refusal) = self.append_batch(now, wall, ticket, to, &batch, &rules, out) {
+        };
+        if let Err(refusal) = done {
             Counters::add(&self.stats.counters.produce_refused_total, 1);
-            out.answers.push((ticket, Answer::Produced(Err(refusal))));
+            out.answers.push((parked.ticket, Answer::Produced(Err(refusal))));
         }
         None
     }
 
     /// Checks the batch, gives it its offsets, and copies it into the open group. The answer comes with its commit.
-    fn append_batch(
-        &mut self,
-        now: Mono,
-        wall: WallMs,
-        ticket: Ticket,
-        to: Route,
-        batch: &Bytes,
-        rules: &BatchRules,
-        out: &mut Out,
-    ) -> Result<(), Refusal> {
+    fn append_batch(&mut self, now: Mono, wall: WallMs, asked: &Parked, out: &mut Out) -> Result<(), Refusal> {
+        let (ticket, to) = (asked.ticket, asked.to);
         let (epoch, _) = self.led(to, None)?;
         if self.index_bytes > self.config.index_bytes_max {
             return Err(Refusal::Busy);
         }
-        let checked = batch::validate(batch, rules, wall)?;
+        let checked = batch::validate(&asked.batch, &asked.rules, wall)?;
         let shard = self.shards.get_mut(&to.shard).expect("led by this core");
         let partition = shard.partitions.get_mut(&to.partition).expect("led by this core");
         let base_offset = match partition.check(&checked.head) {
@@ -501,8 +491,6 @@ impl Core {
             .map_err(|_not_leader| Refusal::NotLeader)?;
         let head = checked.head.record_head(to.shard, to.partition, entry, base_offset, shard.replica.commit());
         let (lsn, at) = self.wal.append(head, &checked.stored_parts(&stored), Some(stored.crc));
-        shard.last_lsn = lsn;
-        shard.places.note(entry.index, at.segment);
         shard.dirty = true;
         partition.proposed(entry, &checked.head, base_offset, at);
         let pending = PendingBatch {
@@ -513,7 +501,7 @@ impl Core {
             append_time: checked.append_time,
             appended: now,
         };
-        shard.proposals.insert(entry.index, Proposal::Batch(pending));
+        shard.appended(entry.index, lsn, at, Proposal::Batch(pending));
         Counters::add(&self.stats.counters.produce_batches_total, 1);
         Counters::add(&self.stats.counters.produce_bytes_total, bytes as u64);
         Ok(())
@@ -546,10 +534,8 @@ impl Core {
             ..entry_head(RecordKind::Trim, to.shard, entry, shard.replica.commit())
         };
         let (lsn, at) = self.wal.append(head, &[], None);
-        shard.last_lsn = lsn;
-        shard.places.note(entry.index, at.segment);
         shard.dirty = true;
-        shard.proposals.insert(entry.index, Proposal::Trim { head, waiting: Some(ticket) });
+        shard.appended(entry.index, lsn, at, Proposal::Trim { head, waiting: Some(ticket) });
     }
 
     /// Asks each replica that has something to say, and puts what must be durable for it into the open group.
@@ -582,9 +568,7 @@ impl Core {
             if entry.about.kind == RecordKind::Noop {
                 let head = entry_head(RecordKind::Noop, id, entry.id, shard.replica.commit());
                 let (lsn, at) = self.wal.append(head, &[], None);
-                shard.last_lsn = lsn;
-                shard.places.note(entry.id.index, at.segment);
-                shard.proposals.insert(entry.id.index, Proposal::Noop);
+                shard.appended(entry.id.index, lsn, at, Proposal::Noop);
             } else {
                 assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
             }
@@ -619,7 +603,7 @@ impl Core {
         // Before the first image a partition that is not there yet is one whose first entries were never applied; after
         // it, one that was deleted.
         let exists = |partitions: &mut BTreeMap<PartitionId, Partition>, id: PartitionId| {
-            if self.known.is_none() {
+            if !self.has_image {
                 partitions.entry(id).or_insert_with(|| Partition::new(id));
             }
         };

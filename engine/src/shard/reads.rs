@@ -14,6 +14,11 @@ use std::ops::Range;
 /// Bit 63: the WAL's own operations have it clear.
 const READ_OP: u64 = 1 << 63;
 
+/// Is it an operation of these reads? Else it is the WAL's.
+pub(super) fn is_read(op: OpId) -> bool {
+    op.0 & READ_OP != 0
+}
+
 /// A batch of an answer: in memory, or to be read.
 #[derive(Clone, Debug)]
 pub(super) enum Part {
