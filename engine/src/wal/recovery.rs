@@ -526,12 +526,22 @@ impl Walk<'_> {
                 room: (blocks - 1) * BLOCK_BYTES as u64,
             };
             let Ok(header) = expected.header(window.get(FIRST_GROUP_AT, BLOCK_BYTES)?) else { continue };
+            if self.is_void(&header) {
+                continue;
+            }
             let bytes = window.get(FIRST_GROUP_AT, header.padded())?;
             if expected.group(bytes, FIRST_GROUP_AT as u32).is_ok() {
                 return Ok(Some(headless));
             }
         }
         Ok(None)
+    }
+
+    /// A later segment begins at this group or before: its writer had seen that the group was never whole. If it is
+    /// now, then because the sectors it lacked were written by a use of the file that wrote the same there.
+    fn is_void(&self, group: &GroupHeader) -> bool {
+        let is_later = |s: &&SegmentFound| s.header.sequence > group.segment;
+        self.files.segments.iter().filter(is_later).any(|s| s.header.first_lsn <= group.lsn)
     }
 
     /// The file without a header whose first group says that it is of this segment, and that group's LSN.
