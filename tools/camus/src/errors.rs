@@ -3,6 +3,7 @@
 //! Every text here is held by a golden file (`golden/errors.txt`): it is part of the interface, scripts match the
 //! codes.
 
+use camus_engine::io::floor::FloorError;
 use camus_engine::limits::BLOCK_BYTES;
 use camus_engine::rt::RtError;
 use camus_engine::types::CoreId;
@@ -37,6 +38,8 @@ pub mod exit {
     pub const STOP_TIMEOUT: u8 = 17;
     /// No broker answers at the address.
     pub const UNREACHABLE: u8 = 20;
+    /// A measurement was stopped by a signal; as shells tell of SIGINT.
+    pub const INTERRUPTED: u8 = 130;
 
     /// Each status with its meaning, for the documentation.
     pub const ALL: &[(u8, &str)] = &[
@@ -52,6 +55,7 @@ pub mod exit {
         (CORE_FAILED, "a core's thread ended though nobody asked it to"),
         (STOP_TIMEOUT, "not everything in flight was finished within the time for stopping"),
         (UNREACHABLE, "no broker answers at the address"),
+        (INTERRUPTED, "a measurement was stopped by a signal"),
     ];
 }
 
@@ -126,6 +130,14 @@ is left.";
     WAL_FOREIGN = "CAM-0108", WAL_DAMAGED, "the write-ahead log is not one that this Camus can read",
 "The segment files carry the cluster, the core and the version of their format. These do not fit the data
 directory, or were written by a newer Camus.";
+    MEASURE = "CAM-0109", DATA_DIR, "the disk can not be measured",
+"`camus waltest`, `camus doctor` and `camus bench --floor-dir` write to a file of 64 MiB of their own in the directory
+and take it away again. The directory must exist, belong to a file system with that much room, and let this user
+write. Nothing that is there is touched.";
+    NOT_DURABLE = "CAM-0110", DATA_DIR, "no write is durable here",
+"A durable write is one that is on the media. A file system in memory (tmpfs, ramfs) has no media: what is measured
+there says nothing, and what is written there is gone at the next boot. One without direct I/O (O_DIRECT) can only
+be written through the page cache, which the log does not do where data matters. Use ext4 or XFS on a disk.";
     LISTEN = "CAM-0201", LISTEN, "a listener can not be opened",
 "The address is taken by another program, does not belong to this host, or the port needs privileges (below 1024).";
     RUNTIME = "CAM-0202", RUNTIME, "the kernel does not give what the loop needs",
@@ -147,6 +159,8 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
 "The broker understood the request and said no; its own error code and words are given.";
     BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",
 "The broker does not offer an API that this command needs, or its answer does not decode.";
+    INTERRUPTED = "CAM-0401", INTERRUPTED, "it was stopped",
+"Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
 }
@@ -396,6 +410,76 @@ pub fn of_wal(data_dir: &Path, core: CoreId, error: &WalError) -> UserError {
     }
 }
 
+// ---- Measuring the disk ----
+
+/// `doing`: what was tried, as in "making a file".
+pub fn measure_io(dir: &Path, doing: &str, error: &std::io::Error) -> UserError {
+    use std::io::ErrorKind;
+    let shown = dir.display();
+    let (meaning, run) = match error.kind() {
+        ErrorKind::NotFound => ("there is no such directory".to_owned(), format!("mkdir -p {shown}")),
+        ErrorKind::NotADirectory => ("it is not a directory".to_owned(), format!("ls -ld {shown}")),
+        ErrorKind::PermissionDenied => (
+            "this user may not write there".to_owned(),
+            format!("ls -ld {shown}; id   (who owns it, and who are you?)"),
+        ),
+        ErrorKind::ReadOnlyFilesystem => {
+            ("the file system is mounted read-only".to_owned(), format!("findmnt -T {shown}"))
+        }
+        _ => (error.to_string(), format!("dmesg | tail; ls -ld {shown}")),
+    };
+    let what = format!("the disk can not be measured: {doing} failed");
+    UserError::new(MEASURE, what, shown.to_string(), meaning, "nothing was left there", run)
+}
+
+pub fn measure_space(dir: &Path, needed_bytes: u64, free_bytes: u64) -> UserError {
+    let (needed, free) = (crate::out::bytes(needed_bytes), crate::out::bytes(free_bytes));
+    UserError::new(
+        MEASURE,
+        "the disk can not be measured: there is no room",
+        dir.display().to_string(),
+        format!("{needed} are needed for a moment, {free} are free for this user"),
+        "nothing was written",
+        format!("df -h {}", dir.display()),
+    )
+}
+
+pub fn not_durable(dir: &Path, why: &str) -> UserError {
+    UserError::new(
+        NOT_DURABLE,
+        "no write is durable here",
+        dir.display().to_string(),
+        why,
+        "nothing was measured and nothing was left there",
+        format!("findmnt -T {}   (then name a directory of ext4 or XFS on a disk)", dir.display()),
+    )
+}
+
+pub fn interrupted() -> UserError {
+    UserError::new(
+        INTERRUPTED,
+        "it was stopped before it was done",
+        "this command",
+        "a signal came",
+        "removed what it had made for itself",
+        "camus waltest DIR --seconds 0.2   (the same, in a tenth of the time)",
+    )
+}
+
+/// Why the floor of a directory could not be measured.
+pub fn of_floor(dir: &Path, file_bytes: u64, error: &FloorError) -> UserError {
+    match error {
+        FloorError::NoDirect => not_durable(dir, "its file system has no direct I/O (O_DIRECT)"),
+        FloorError::NoSpace(_) => {
+            let free = rustix::fs::statvfs(dir).map_or(0, |space| space.f_bavail.saturating_mul(space.f_frsize));
+            measure_space(dir, file_bytes, free)
+        }
+        FloorError::NoRing(error) => runtime(0, &format!("io_uring: {error}")),
+        FloorError::Io { what, error } => measure_io(dir, what, error),
+        FloorError::Stopped => interrupted(),
+    }
+}
+
 // ---- Running ----
 
 pub fn listen(setting: &str, addr: &str, error: &std::io::Error) -> UserError {
@@ -549,6 +633,15 @@ mod tests {
             ),
             wal_missing(&dir.join("core-1"), CoreId(1), "no segment is in the directory"),
             wal_foreign(dir, "camus-data/core-0/000017.wal", "format 2 is newer than this Camus knows (1)"),
+            measure_io(dir, "looking for it", &std::io::ErrorKind::NotFound.into()),
+            measure_io(dir, "looking for it", &std::io::ErrorKind::NotADirectory.into()),
+            measure_io(dir, "making a directory", &denied),
+            measure_io(dir, "making a directory", &std::io::Error::from_raw_os_error(30)),
+            measure_io(dir, "a durable write", &std::io::Error::from_raw_os_error(5)),
+            measure_space(dir, 68 << 20, 1 << 20),
+            not_durable(dir, "it is on a tmpfs, which is memory"),
+            of_floor(dir, 64 << 20, &FloorError::NoDirect),
+            interrupted(),
             listen("listeners", "127.0.0.1:9092", &std::io::Error::from_raw_os_error(98)),
             runtime(0, "io_uring_setup: Operation not permitted (os error 1)"),
             core_failed(1, "the thread panicked: durable LSN 7 passed written 6"),
