@@ -42,8 +42,12 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Measure the disk's durable write by itself, as the write-ahead log does it.
     Waltest {
-        /// On the disk that is meant. A file of 64 MiB is made there and taken away again.
+        /// On the disk that is meant. A file is made there and taken away again.
         dir: PathBuf,
+        /// Size of the file. A drive with a cache of its own may be slower in a larger one.
+        #[arg(long, value_name = "MIB", default_value_t = waltest::FILE_BYTES >> 20,
+              value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+        file_mib: u64,
         /// How long each row is measured.
         #[arg(long, value_name = "S", default_value_t = 1.5, value_parser = seconds)]
         seconds: f64,
@@ -172,7 +176,9 @@ pub fn run(cli: Cli) -> Result<u8, UserError> {
             let settings = Settings::resolve(&sources(&args.serve, std::env::vars_os())?)?;
             return doctor::run(&settings, args.seconds, args.json);
         }
-        Command::Waltest { dir, seconds, json } => waltest::run(&dir, seconds, json.as_deref()),
+        Command::Waltest { dir, file_mib, seconds, json } => {
+            waltest::run(&dir, file_mib << 20, seconds, json.as_deref())
+        }
         Command::Settings { markdown: true, .. } => {
             out::line(settings::page().trim_end());
             Ok(())

@@ -51,7 +51,7 @@ pub struct Floor {
 #[allow(dead_code, reason = "`camus bench` holds its figures against it")]
 pub fn floor(dir: &Path, seconds: f64) -> Result<Floor, UserError> {
     let stop = AtomicBool::new(false);
-    let meter = Meter::open(dir, &stop)?;
+    let meter = Meter::open(dir, FILE_BYTES, &stop)?;
     let (write_4k_us, _) = meter.broker(4 << 10, 1, seconds)?;
     let (_, sequential_mb_per_s) = meter.broker(1 << 20, 4, seconds)?;
     Ok(Floor { method: meter.method.to_string(), write_4k_us, sequential_mb_per_s })
@@ -60,6 +60,7 @@ pub fn floor(dir: &Path, seconds: f64) -> Result<Floor, UserError> {
 /// A file in a directory, ready to be written to and measured. It has no name any more.
 pub struct Meter<'a> {
     dir: PathBuf,
+    file_bytes: u64,
     file: engine::Floor,
     stop: &'a AtomicBool,
     /// How the broker would write there.
@@ -70,8 +71,8 @@ pub struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     /// Gives up when `stop` is set.
-    pub fn open(dir: &Path, stop: &'a AtomicBool) -> Result<Meter<'a>, UserError> {
-        check(dir)?;
+    pub fn open(dir: &Path, file_bytes: u64, stop: &'a AtomicBool) -> Result<Meter<'a>, UserError> {
+        check(dir, file_bytes)?;
         process::raise_limits();
         let failed = |error: io::Error| errors::measure_io(dir, "looking at its device", &error);
         // As with camus.io = auto.
@@ -79,8 +80,8 @@ impl<'a> Meter<'a> {
             Ok(()) => (uring::probe(dir).map_err(failed)?, None),
             Err(error) => (DurableMethod::Blocking, Some(error.to_string())),
         };
-        let file = engine::Floor::prepare(dir, FILE_BYTES, stop).map_err(|e| errors::of_floor(dir, FILE_BYTES, &e))?;
-        Ok(Meter { dir: dir.to_owned(), file, stop, method, no_ring })
+        let file = engine::Floor::prepare(dir, file_bytes, stop).map_err(|e| errors::of_floor(dir, file_bytes, &e))?;
+        Ok(Meter { dir: dir.to_owned(), file_bytes, file, stop, method, no_ring })
     }
 
     fn how(&self) -> How {
@@ -96,7 +97,7 @@ impl<'a> Meter<'a> {
         let mut samples = percentiles::histogram();
         let time = Duration::from_secs_f64(seconds);
         let measured = self.file.measure(cell, time, self.stop, &mut |ns| samples.saturating_record(ns));
-        let done = measured.map_err(|error| errors::of_floor(&self.dir, FILE_BYTES, &error))?;
+        let done = measured.map_err(|error| errors::of_floor(&self.dir, self.file_bytes, &error))?;
         Ok((Percentiles::of(&samples), mb_per_s(&done)))
     }
 
@@ -150,9 +151,9 @@ fn name(how: How) -> &'static str {
 }
 
 /// `camus waltest`: every method, size and depth; rows as they are measured, or JSON.
-pub fn run(dir: &Path, seconds: f64, json: Option<&str>) -> Result<(), UserError> {
+pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Result<(), UserError> {
     let stop = stop_on_signals()?;
-    let meter = Meter::open(dir, &stop)?;
+    let meter = Meter::open(dir, file_bytes, &stop)?;
     let device = device(dir);
     let (method, why) = (meter.method, why(device.as_ref(), meter.no_ring.as_deref()));
     let quiet = json == Some("-");
@@ -168,7 +169,7 @@ pub fn run(dir: &Path, seconds: f64, json: Option<&str>) -> Result<(), UserError
     say(format!(
         "{}: durable writes of whole blocks, O_DIRECT, into a file of {} that was written once; {seconds} s a row",
         dir.display(),
-        out::bytes(FILE_BYTES)
+        out::bytes(file_bytes)
     ));
     say(format!("* the broker's choice here: {method}: {why}"));
     say(format!(
@@ -213,7 +214,7 @@ pub fn run(dir: &Path, seconds: f64, json: Option<&str>) -> Result<(), UserError
     let report = Report {
         version: env!("CARGO_PKG_VERSION"),
         dir: dir.display().to_string(),
-        file_bytes: FILE_BYTES,
+        file_bytes,
         seconds_per_cell: seconds,
         device,
         method: method.to_string(),
@@ -265,7 +266,7 @@ pub fn stop_on_signals() -> Result<Arc<AtomicBool>, UserError> {
 }
 
 /// Refuses, before anything is made, what can not be measured.
-fn check(dir: &Path) -> Result<(), UserError> {
+fn check(dir: &Path, file_bytes: u64) -> Result<(), UserError> {
     let found = std::fs::metadata(dir).map_err(|error| errors::measure_io(dir, "looking for it", &error))?;
     if !found.is_dir() {
         let error = io::Error::from(io::ErrorKind::NotADirectory);
@@ -278,9 +279,12 @@ fn check(dir: &Path) -> Result<(), UserError> {
         _ => {}
     }
     let space = rustix::fs::statvfs(dir).map_err(failed)?;
+    if space.f_blocks == 0 {
+        return Err(errors::not_durable(dir, "its file system holds no data (as /proc and /sys)"));
+    }
     let free = space.f_bavail.saturating_mul(space.f_frsize);
-    if free < FILE_BYTES + FREE_BESIDES_BYTES {
-        return Err(errors::measure_space(dir, FILE_BYTES + FREE_BESIDES_BYTES, free));
+    if free < file_bytes + FREE_BESIDES_BYTES {
+        return Err(errors::measure_space(dir, file_bytes + FREE_BESIDES_BYTES, free));
     }
     Ok(())
 }
@@ -312,5 +316,6 @@ mod tests {
         std::fs::write(&file, "x").expect("written");
         assert!(refused(&file).meaning.contains("not a directory"));
         assert_eq!(refused(Path::new("/dev/shm")).code, "CAM-0110");
+        assert!(refused(Path::new("/proc")).meaning.contains("holds no data"));
     }
 }

@@ -59,8 +59,6 @@ pub struct Disk {
     pub free_bytes: u64,
     /// What the log holds already.
     pub wal_bytes: u64,
-    /// Alignment that direct I/O asks for, bytes: of memory, of the offset. `None`: the kernel does not say.
-    pub direct_align: Option<(u32, u32)>,
     pub dir_flush: Result<(), String>,
     /// Directories of cores that lie on another file system.
     pub elsewhere: Vec<PathBuf>,
@@ -113,6 +111,8 @@ pub struct Host {
     /// Of the control group and all above it.
     pub group_cpus: Option<f64>,
     pub group_memory_bytes: Option<u64>,
+    /// Threads that run or wait for the disk, over the last minute.
+    pub load: Option<f64>,
     pub clock_source: String,
     /// Of each CPU: which share its physical core. Where it is known.
     pub siblings: Vec<(usize, Vec<usize>)>,
@@ -131,4 +131,6 @@ pub struct Measured {
     pub writes: u64,
     /// Flushes that the device's own counter went up by. `None`: it has none.
     pub flushes: Option<u64>,
+    /// Alignment that direct I/O asks for, bytes: of memory, of the offset. `None`: it is not told.
+    pub direct_align: Option<(u32, u32)>,
 }

@@ -82,13 +82,9 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
     let used: Vec<usize> = wanted.cores.iter().copied().flatten().collect();
     let kernel = reader.kernel(floor::ring_probe().map_err(|error| error.to_string()));
     let host = reader.host(&here.cpus, &used);
-    let mut disk = look_at_disk(&reader, &settings.data_dir);
-    let measured = measure(&reader, &disk.looked_at, seconds, stop);
-    let floor = match measured {
-        Ok((measured, direct_align)) => {
-            disk.direct_align = direct_align;
-            Ok(measured)
-        }
+    let disk = look_at_disk(&reader, &settings.data_dir);
+    let floor = match measure(&reader, &disk.looked_at, seconds, stop) {
+        Ok(measured) => Ok(measured),
         Err(error) if error.code == errors::INTERRUPTED.code => return Err(error),
         Err(error) => Err((error.meaning, error.run)),
     };
@@ -97,13 +93,8 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
 
 /// The floor, and the device's own count of flushes while it was measured one write at a time: those of several at once
 /// may be one for the device.
-fn measure(
-    reader: &Reader,
-    dir: &Path,
-    seconds: f64,
-    stop: &AtomicBool,
-) -> Result<(Measured, Option<(u32, u32)>), UserError> {
-    let meter = Meter::open(dir, stop)?;
+fn measure(reader: &Reader, dir: &Path, seconds: f64, stop: &AtomicBool) -> Result<Measured, UserError> {
+    let meter = Meter::open(dir, waltest::FILE_BYTES, stop)?;
     let device = fs::metadata(dir).map(|found| found.dev()).unwrap_or(0);
     let flushes = || reader.flushes(major(device), minor(device));
     let before = flushes();
@@ -111,7 +102,7 @@ fn measure(
     let flushes = before.and_then(|before| Some(flushes()?.saturating_sub(before)));
     let (_, sequential_mb_per_s) = meter.broker(1 << 20, 4, seconds)?;
     let floor = waltest::Floor { method: meter.method.to_string(), write_4k_us, sequential_mb_per_s };
-    Ok((Measured { writes: floor.write_4k_us.count, flushes, floor }, meter.direct_align()))
+    Ok(Measured { writes: floor.write_4k_us.count, flushes, floor, direct_align: meter.direct_align() })
 }
 
 fn look_at_disk(reader: &Reader, data_dir: &Path) -> Disk {
@@ -130,7 +121,6 @@ fn look_at_disk(reader: &Reader, data_dir: &Path) -> Disk {
         total_bytes: bytes(space.as_ref().map_or(0, |space| space.f_blocks)),
         free_bytes: bytes(space.as_ref().map_or(0, |space| space.f_bavail)),
         wal_bytes: logs.iter().map(|dir| log_bytes(dir)).sum(),
-        direct_align: None,
         dir_flush: flushed.map_err(|error| error.to_string()),
         elsewhere: elsewhere.cloned().collect(),
         place,
@@ -195,7 +185,11 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
             group = found.group;
             let of = match group {
                 "disk" => format!(" ({})", facts.disk.looked_at.display()),
-                "device" => facts.disk.device.as_ref().map_or(String::new(), |d| format!(" ({} {})", d.name, d.model)),
+                "device" => facts
+                    .disk
+                    .device
+                    .as_ref()
+                    .map_or(String::new(), |d| format!(" ({})", format!("{} {}", d.name, d.model).trim_end())),
                 _ => String::new(),
             };
             text.push_str(&format!("{group}{of}\n"));

@@ -113,6 +113,7 @@ impl Reader {
             memory_bytes: kib(&meminfo, "MemTotal:").unwrap_or(0),
             group_cpus: self.group_cpus(),
             group_memory_bytes: self.group_memory(),
+            load: self.text("proc/loadavg").and_then(|text| text.split_whitespace().next()?.parse().ok()),
             clock_source: self
                 .text("sys/devices/system/clocksource/clocksource0/current_clocksource")
                 .unwrap_or_default(),
@@ -306,6 +307,7 @@ mod tests {
             ("proc/meminfo", "MemTotal:       24668864 kB\nMemFree: 1 kB\n"),
             ("proc/swaps", "Filename Type Size Used Priority\n/dev/zram0 partition 1048572 0 100\n/swap file 4 0 -2\n"),
             ("proc/sys/vm/swappiness", "60\n"),
+            ("proc/loadavg", "1.25 0.50 0.10 2/300 4711\n"),
             ("proc/sys/net/core/somaxconn", "4096\n"),
             ("proc/sys/kernel/osrelease", "6.18.44\n"),
             ("proc/sys/kernel/io_uring_disabled", "2\n"),
@@ -329,7 +331,7 @@ mod tests {
         assert_eq!(host.siblings, [(0, vec![0, 2]), (1, vec![1, 2, 3])]);
         assert_eq!(host.governors, ["powersave"], "only of those that are used");
         assert_eq!((host.huge_pages.as_str(), host.clock_source.as_str()), ("madvise", "tsc"));
-        assert_eq!(host.swappiness, Some(60));
+        assert_eq!((host.swappiness, host.load), (Some(60), Some(1.25)));
         let kernel = reader.kernel(Ok(()));
         assert_eq!((kernel.descriptors, kernel.memlock_bytes), (Some(524_288), None));
         assert!(kernel.may_lock && kernel.somaxconn == Some(4096));

@@ -56,7 +56,6 @@ pub fn facts() -> Facts {
             total_bytes: 1 << 40,
             free_bytes: 1 << 39,
             wal_bytes: 0,
-            direct_align: Some((4, 512)),
             dir_flush: Ok(()),
             elsewhere: vec![],
         },
@@ -74,6 +73,7 @@ pub fn facts() -> Facts {
             memory_bytes: 16 << 30,
             group_cpus: None,
             group_memory_bytes: None,
+            load: Some(0.5),
             clock_source: "tsc".to_owned(),
             siblings: (0..4).map(|cpu| (cpu, vec![cpu % 2, cpu % 2 + 2])).collect(),
             governors: vec!["performance".to_owned()],
@@ -85,6 +85,7 @@ pub fn facts() -> Facts {
             floor: Floor { method: "write+fsync".to_owned(), write_4k_us, sequential_mb_per_s: 290.0 },
             writes: 10_000,
             flushes: Some(10_000),
+            direct_align: Some((4, 512)),
         }),
     }
 }

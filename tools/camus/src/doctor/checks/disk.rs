@@ -3,7 +3,6 @@
 use super::{About, Finding};
 use crate::doctor::facts::{Facts, Mount, Place};
 use crate::out;
-use camus_engine::limits::BLOCK_BYTES;
 
 const GROUP: &str = "disk";
 const DEVICE: &str = "device";
@@ -33,7 +32,10 @@ pub fn data_directory(facts: &Facts) -> Finding {
         Place::Unreadable(error) => about.fail(format!("{shown}: {error}"), format!("namei -l {shown}")),
         _ if !disk.writable => about.fail(
             format!("{looked_at} can not be written by this user"),
-            format!("sudo install -d -o $(id -un) {shown}"),
+            match &disk.place {
+                Place::New { .. } => format!("sudo install -d -o $(id -un) {shown}"),
+                _ => format!("ls -ld {shown}; id   (who owns it, and who are you?)"),
+            },
         ),
         Place::New { parent: false } => about.warn(
             format!("{shown} is not there, nor what it is to lie in; {looked_at} was looked at"),
@@ -92,25 +94,6 @@ pub fn mount_options(facts: &Facts) -> Finding {
             "no noatime, and discard: reads write inodes, freed blocks are trimmed at once",
             remount("noatime,nodiscard"),
         ),
-    }
-}
-
-pub fn direct_io(facts: &Facts) -> Finding {
-    let why = "the log writes past the page cache, in blocks of 4 KiB";
-    let about = About { group: GROUP, name: "direct I/O", why };
-    let dir = facts.disk.looked_at.display();
-    match facts.disk.direct_align {
-        Some((_, 0)) => about.fail("this file system has none here", format!("findmnt -T {dir}")),
-        Some((memory, offset)) if offset as usize <= BLOCK_BYTES && memory as usize <= BLOCK_BYTES => {
-            about.pass(format!("aligned to {offset} bytes on the disk, {memory} in memory"))
-        }
-        Some((memory, offset)) => about.fail(
-            format!("asks for blocks of {offset} bytes ({memory} in memory), the log's are {BLOCK_BYTES}"),
-            format!("lsblk -o NAME,PHY-SEC,LOG-SEC; findmnt -T {dir}"),
-        ),
-        // Older kernels do not tell; that it was measured says that it works.
-        None if facts.floor.is_ok() => about.pass("works; the kernel does not tell its alignment"),
-        None => about.warn("unknown", format!("camus waltest {dir}")),
     }
 }
 
@@ -188,7 +171,9 @@ pub fn rotational(facts: &Facts) -> Finding {
     let fast = facts.floor.as_ref().is_ok_and(|measured| measured.floor.write_4k_us.p50 < ROTATING_US_MIN);
     match device.rotational.as_str() {
         "1" if fast => about.pass("it says that it rotates, but is too fast for that (a virtual disk)"),
-        "1" => about.warn(format!("{} rotates", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)"),
+        "1" => {
+            about.warn(format!("{} says that it does", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)")
+        }
         _ => about.pass("no"),
     }
 }
@@ -282,13 +267,7 @@ mod tests {
 
     /// Lost if it fails: a start that is refused by the disk, seen only then.
     #[test]
-    fn blocks_and_directory_flushes_must_be_the_logs() {
-        let align = |align| verdict(direct_io, |f| f.disk.direct_align = align).0;
-        assert_eq!(align(Some((4, 512))), Pass);
-        assert_eq!(align(Some((512, 4096))), Pass);
-        assert_eq!(align(Some((512, 16_384))), Fail);
-        assert_eq!(align(Some((0, 0))), Fail);
-        assert_eq!(align(None), Pass, "it was measured");
+    fn directory_flushes_work_and_all_logs_lie_on_the_disk() {
         assert_eq!(verdict(directory_flush, |f| f.disk.dir_flush = Err("EINVAL".to_owned())).0, Fail);
         assert_eq!(verdict(directory_flush, |_| {}).0, Pass);
         let elsewhere = verdict(one_file_system, |f| f.disk.elsewhere = vec![PathBuf::from("/srv/camus/core-1")]);

@@ -1,7 +1,8 @@
 //! What was measured on the disk: how fast a durable write is, and whether it can be one.
 
 use super::{About, Finding};
-use crate::doctor::facts::Facts;
+use crate::doctor::facts::{Facts, Measured};
+use camus_engine::limits::BLOCK_BYTES;
 
 const GROUP: &str = "measured";
 /// Above these a produce that waits for its flush is slow, us.
@@ -69,19 +70,33 @@ pub fn floor(facts: &Facts) -> Finding {
     }
 }
 
-pub fn sequential(facts: &Facts) -> Finding {
+pub fn sequential(facts: &Facts, measured: &Measured) -> Finding {
     let why = "no broker that flushes can take more than this, and a new segment is written twice";
     let about = About { group: GROUP, name: "bandwidth", why };
-    let Ok(measured) = &facts.floor else { return about.warn("not measured", tests_again(facts)) };
     let mb = measured.floor.sequential_mb_per_s;
     let shown = format!("1 MiB durable, four in flight: {mb:.0} MB/s");
     if mb < SEQUENTIAL_MB_MIN { about.warn(shown, tests_again(facts)) } else { about.pass(shown) }
 }
 
-pub fn honesty(facts: &Facts) -> Finding {
+pub fn direct_io(facts: &Facts, measured: &Measured) -> Finding {
+    let why = "the log writes past the page cache, in blocks of 4 KiB";
+    let about = About { group: GROUP, name: "direct I/O", why };
+    match measured.direct_align {
+        // Older kernels and some file systems do not tell; that it was measured says that it works.
+        None => about.pass("works; its alignment is not told"),
+        Some((memory, offset)) if offset > 0 && offset as usize <= BLOCK_BYTES && memory as usize <= BLOCK_BYTES => {
+            about.pass(format!("aligned to {offset} bytes on the disk, {memory} in memory"))
+        }
+        Some((memory, offset)) => about.fail(
+            format!("asks for blocks of {offset} bytes ({memory} in memory), the log's are {BLOCK_BYTES}"),
+            format!("lsblk -o NAME,PHY-SEC,LOG-SEC; findmnt -T {}", facts.disk.looked_at.display()),
+        ),
+    }
+}
+
+pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
     let why = "a drive that answers a flush before it has flushed loses acknowledged records with the power";
     let about = About { group: GROUP, name: "flush honesty", why };
-    let Ok(measured) = &facts.floor else { return about.warn("not measured", tests_again(facts)) };
     let Some(device) = &facts.disk.device else {
         let fix = format!("lsblk -s -o NAME,MODEL,TYPE; findmnt -T {}", facts.disk.looked_at.display());
         return about.warn("the device below is not known, so nothing can be said of its cache", fix);
@@ -122,10 +137,10 @@ mod tests {
     use crate::doctor::facts::Measured;
     use crate::doctor::recorded::facts;
 
-    fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
+    fn verdict(check: fn(&Facts, &Measured) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
         let mut facts = facts();
         change(&mut facts);
-        let found = check(&facts);
+        let found = check(&facts, facts.floor.as_ref().expect("measured"));
         assert_eq!(found.fix.is_none(), found.verdict == Pass, "what is wrong has its command: {found:?}");
         (found.verdict, found.measured)
     }
@@ -137,6 +152,7 @@ mod tests {
     /// Lost if it fails: a slow disk is found out by the clients.
     #[test]
     fn a_slow_disk_is_told_with_what_it_means() {
+        let floor = |facts: &Facts, _: &Measured| floor(facts);
         let (fast, shown) = verdict(floor, |_| {});
         assert_eq!(fast, Pass);
         assert!(shown.contains("p50 160 us, p99 430 us: 5000 acknowledged groups a second"), "{shown}");
@@ -144,9 +160,28 @@ mod tests {
         assert_eq!(verdict(floor, |f| measured(f).floor.write_4k_us.p99 = 30_000.0).0, Warn);
         assert_eq!(verdict(sequential, |_| {}).0, Pass);
         assert_eq!(verdict(sequential, |f| measured(f).floor.sequential_mb_per_s = 20.0).0, Warn);
-        let none = |f: &mut Facts| f.floor = Err(("it is on a tmpfs".to_owned(), "findmnt".to_owned()));
-        assert_eq!(verdict(floor, none), (Fail, "not measured: it is on a tmpfs".to_owned()));
-        assert_eq!((verdict(sequential, none).0, verdict(honesty, none).0), (Warn, Warn));
+    }
+
+    /// Lost if it fails: the answer to why there are no figures.
+    #[test]
+    fn a_disk_that_could_not_be_measured_fails_once_and_says_why() {
+        let mut facts = facts();
+        facts.floor = Err(("it is on a tmpfs".to_owned(), "findmnt".to_owned()));
+        let failed: Vec<_> = super::super::judge(&facts).into_iter().filter(|found| found.verdict != Pass).collect();
+        assert_eq!(failed.len(), 1, "{failed:#?}");
+        assert_eq!((failed[0].name, failed[0].verdict), ("floor", Fail));
+        assert_eq!(failed[0].measured, "not measured: it is on a tmpfs");
+    }
+
+    /// Lost if it fails: a drive with larger blocks than the log's is found out by the first failed write.
+    #[test]
+    fn direct_io_takes_the_blocks_of_the_log() {
+        let align = |align| verdict(direct_io, |f| measured(f).direct_align = align).0;
+        assert_eq!(align(Some((4, 512))), Pass);
+        assert_eq!(align(Some((512, 4096))), Pass);
+        assert_eq!(align(Some((512, 16_384))), Fail);
+        assert_eq!(align(Some((0, 0))), Fail);
+        assert_eq!(align(None), Pass, "it was measured");
     }
 
     /// Lost if it fails: acknowledged records, with the power, on a drive that only says that it flushes.

@@ -82,6 +82,18 @@ pub fn memory_limit(facts: &Facts) -> Finding {
     }
 }
 
+pub fn load(facts: &Facts) -> Finding {
+    let about = About { group: GROUP, name: "load", why: "what is measured on a busy host is also the others' work" };
+    let cpus = facts.host.cpus.len();
+    match facts.host.load {
+        None => about.pass("not known"),
+        Some(load) if load <= cpus as f64 => about.pass(format!("{load:.1} on {cpus} CPUs")),
+        Some(load) => {
+            about.warn(format!("{load:.1} on {cpus} CPUs: the figures above are not the disk's alone"), "top")
+        }
+    }
+}
+
 pub fn clock_source(facts: &Facts) -> Finding {
     let why = "the time is read many times for each request; another clock needs a system call for it";
     let about = About { group: GROUP, name: "clock source", why };
@@ -180,6 +192,8 @@ mod tests {
     fn slow_clocks_sleepy_cpus_and_swap_are_named() {
         let clock = |name: &str| verdict(clock_source, |f| f.host.clock_source = name.to_owned()).0;
         assert_eq!((clock("tsc"), clock("kvm-clock"), clock("hpet"), clock("")), (Pass, Pass, Warn, Pass));
+        let busy = |load| verdict(super::load, |f| f.host.load = load).0;
+        assert_eq!((busy(None), busy(Some(4.0)), busy(Some(4.1))), (Pass, Pass, Warn));
         let governed = |all: &[&str]| {
             verdict(governor, |f| f.host.governors = all.iter().map(|name| (*name).to_owned()).collect()).0
         };

@@ -3,7 +3,7 @@
 //! `disk.rs` where the data will lie; `floor.rs` what was measured; `kernel.rs` what the kernel gives; `host.rs` what
 //! else runs on the host's processors and memory.
 
-use super::facts::Facts;
+use super::facts::{Facts, Measured};
 use serde::Serialize;
 
 mod disk;
@@ -61,12 +61,11 @@ impl About {
     }
 }
 
-/// All of them, in the order in which a person would look.
-pub const ALL: &[fn(&Facts) -> Finding] = &[
+/// In the order in which a person would look.
+const DISK: &[fn(&Facts) -> Finding] = &[
     disk::data_directory,
     disk::file_system,
     disk::mount_options,
-    disk::direct_io,
     disk::directory_flush,
     disk::one_file_system,
     disk::free_space,
@@ -75,8 +74,12 @@ pub const ALL: &[fn(&Facts) -> Finding] = &[
     disk::scheduler,
     disk::merges,
     floor::floor,
-    floor::sequential,
-    floor::honesty,
+];
+
+/// What can be judged only where the disk could be measured; where not, the floor says why.
+const MEASURED: &[fn(&Facts, &Measured) -> Finding] = &[floor::sequential, floor::direct_io, floor::honesty];
+
+const HOST: &[fn(&Facts) -> Finding] = &[
     kernel::version,
     kernel::io_uring,
     kernel::locked_memory,
@@ -86,6 +89,7 @@ pub const ALL: &[fn(&Facts) -> Finding] = &[
     host::siblings,
     host::processor_limit,
     host::memory_limit,
+    host::load,
     host::clock_source,
     host::governor,
     host::huge_pages,
@@ -93,5 +97,10 @@ pub const ALL: &[fn(&Facts) -> Finding] = &[
 ];
 
 pub fn judge(facts: &Facts) -> Vec<Finding> {
-    ALL.iter().map(|check| check(facts)).collect()
+    let mut found: Vec<Finding> = DISK.iter().map(|check| check(facts)).collect();
+    if let Ok(measured) = &facts.floor {
+        found.extend(MEASURED.iter().map(|check| check(facts, measured)));
+    }
+    found.extend(HOST.iter().map(|check| check(facts)));
+    found
 }
