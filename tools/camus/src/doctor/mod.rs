@@ -83,7 +83,14 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
     let kernel = reader.kernel(floor::ring_probe().map_err(|error| error.to_string()));
     let host = reader.host(&here.cpus, &used);
     let disk = look_at_disk(&reader, &settings.data_dir);
-    let floor = match measure(&reader, &disk.looked_at, seconds, stop) {
+    let unfit = |kind: ErrorKind| errors::measure_io(&settings.data_dir, "looking for it", &kind.into());
+    let measured = match &disk.place {
+        // What is above it is no place for the data, and not ours to write to.
+        Place::NotADirectory => Err(unfit(ErrorKind::NotADirectory)),
+        Place::Unreadable(_) => Err(unfit(ErrorKind::PermissionDenied)),
+        Place::Directory | Place::New { .. } => measure(&reader, &disk.looked_at, seconds, stop),
+    };
+    let floor = match measured {
         Ok(measured) => Ok(measured),
         Err(error) if error.code == errors::INTERRUPTED.code => return Err(error),
         Err(error) => Err((error.meaning, error.run)),

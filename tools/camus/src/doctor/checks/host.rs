@@ -14,7 +14,7 @@ const FAST_CLOCKS: &[&str] = &["tsc", "kvm-clock", "hyperv_clocksource_tsc_page"
 const SWAPPINESS_MAX: u64 = 1;
 
 pub fn cores(facts: &Facts) -> Finding {
-    let why = "each core of the broker is a thread that never waits: two on one CPU stop each other for milliseconds";
+    let why = "each core of the broker is one thread on one CPU: what else runs there makes its clients wait";
     let about = About { group: GROUP, name: "cores", why };
     let (wanted, cpus) = (facts.wanted.cores.len(), facts.host.cpus.len());
     let shown = format!("{wanted} of {cpus} CPUs");
