@@ -103,7 +103,7 @@ pub struct DoctorArgs {
     #[command(flatten)]
     pub serve: ServeArgs,
     /// How long each of the two measurements of the disk takes.
-    #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = seconds)]
+    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds)]
     pub seconds: f64,
     /// Print JSON instead of a table.
     #[arg(long)]

@@ -432,13 +432,15 @@ pub fn measure_io(dir: &Path, doing: &str, error: &std::io::Error) -> UserError 
     UserError::new(MEASURE, what, shown.to_string(), meaning, "nothing was left there", run)
 }
 
-pub fn measure_space(dir: &Path, needed_bytes: u64, free_bytes: u64) -> UserError {
+/// `said`: the system's words, if it was tried.
+pub fn measure_space(dir: &Path, needed_bytes: u64, free_bytes: u64, said: Option<&str>) -> UserError {
     let (needed, free) = (crate::out::bytes(needed_bytes), crate::out::bytes(free_bytes));
+    let said = said.map_or(String::new(), |said| format!(": {said}   (is there a quota?)"));
     UserError::new(
         MEASURE,
         "the disk can not be measured: there is no room",
         dir.display().to_string(),
-        format!("{needed} are needed for a moment, {free} are free for this user"),
+        format!("{needed} are needed for a moment, {free} are free for this user{said}"),
         "nothing was written",
         format!("df -h {}", dir.display()),
     )
@@ -470,9 +472,9 @@ pub fn interrupted() -> UserError {
 pub fn of_floor(dir: &Path, file_bytes: u64, error: &FloorError) -> UserError {
     match error {
         FloorError::NoDirect => not_durable(dir, "its file system has no direct I/O (O_DIRECT)"),
-        FloorError::NoSpace(_) => {
+        FloorError::NoSpace(said) => {
             let free = rustix::fs::statvfs(dir).map_or(0, |space| space.f_bavail.saturating_mul(space.f_frsize));
-            measure_space(dir, file_bytes, free)
+            measure_space(dir, file_bytes, free, Some(said))
         }
         FloorError::NoRing(error) => runtime(0, &format!("io_uring: {error}")),
         FloorError::Io { what, error } => measure_io(dir, what, error),
@@ -638,7 +640,8 @@ mod tests {
             measure_io(dir, "making a directory", &denied),
             measure_io(dir, "making a directory", &std::io::Error::from_raw_os_error(30)),
             measure_io(dir, "a durable write", &std::io::Error::from_raw_os_error(5)),
-            measure_space(dir, 68 << 20, 1 << 20),
+            measure_space(dir, 68 << 20, 1 << 20, None),
+            measure_space(dir, 64 << 20, 1 << 40, Some("Disk quota exceeded (os error 122)")),
             not_durable(dir, "it is on a tmpfs, which is memory"),
             of_floor(dir, 64 << 20, &FloorError::NoDirect),
             interrupted(),

@@ -13,7 +13,8 @@ use camus_engine::io::{DurableMethod, uring};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -152,6 +153,16 @@ fn name(how: How) -> &'static str {
 
 /// `camus waltest`: every method, size and depth; rows as they are measured, or JSON.
 pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Result<(), UserError> {
+    let unwritten = |to: &str| {
+        // What is missing is what it is to lie in.
+        let path = Path::new(to).parent().unwrap_or(Path::new(to)).to_owned();
+        move |error: io::Error| errors::measure_io(&path, "writing the report", &error)
+    };
+    // Before a minute goes by for nothing.
+    let mut file = match json {
+        None | Some("-") => None,
+        Some(to) => Some(File::create(to).map_err(unwritten(to))?),
+    };
     let stop = stop_on_signals()?;
     let meter = Meter::open(dir, file_bytes, &stop)?;
     let device = device(dir);
@@ -223,11 +234,11 @@ pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Res
         floor,
     };
     let text = serde_json::to_string_pretty(&report).expect("plain data");
-    if quiet {
-        out::line(text);
-        return Ok(());
+    match &mut file {
+        None => out::line(text),
+        Some(file) => writeln!(file, "{text}").map_err(unwritten(to))?,
     }
-    std::fs::write(to, text + "\n").map_err(|error| errors::measure_io(Path::new(to), "writing the report", &error))
+    Ok(())
 }
 
 /// The block device that this directory lies on, if sysfs has one.
@@ -284,7 +295,7 @@ fn check(dir: &Path, file_bytes: u64) -> Result<(), UserError> {
     }
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < file_bytes + FREE_BESIDES_BYTES {
-        return Err(errors::measure_space(dir, file_bytes + FREE_BESIDES_BYTES, free));
+        return Err(errors::measure_space(dir, file_bytes + FREE_BESIDES_BYTES, free, None));
     }
     Ok(())
 }

@@ -48,7 +48,12 @@ pub fn siblings(facts: &Facts) -> Finding {
             apart.push(cpu.to_string());
         }
     }
-    about.warn(format!("CPU {one} and CPU {other} are one"), format!("camus serve --cores {},", apart.join(",")))
+    about.warn(format!("CPU {one} and CPU {other} are one"), format!("camus serve --cores {}", list(&apart)))
+}
+
+/// As `--cores` takes it: a single number would be a count.
+fn list(cpus: &[String]) -> String {
+    if cpus.len() == 1 { format!("{},", cpus[0]) } else { cpus.join(",") }
 }
 
 pub fn processor_limit(facts: &Facts) -> Finding {
@@ -169,7 +174,7 @@ mod tests {
         // The recorded host has four CPUs, 0 and 2 are one, 1 and 3.
         assert_eq!(on(siblings, &[Some(0), Some(1)], &[0, 1, 2, 3]).0, Pass);
         let shared = on(siblings, &[Some(0), Some(2)], &[0, 1, 2, 3]);
-        assert_eq!(shared, (Warn, "camus serve --cores 0,1,".to_owned()));
+        assert_eq!(shared, (Warn, "camus serve --cores 0,1".to_owned()));
         assert_eq!(on(siblings, &[None], &[0]).0, Pass);
     }
 
