@@ -366,9 +366,13 @@ impl Host {
                     let to = volume.files.get_mut(&file).expect("a write goes to a file that is there");
                     let landed = landed.unwrap_or(Landed::EACH[rng.below(Landed::EACH.len())]);
                     for (i, sector) in buf.bytes.chunks(SECTOR).enumerate() {
-                        if landed.keeps(i, rng) {
-                            let from = at as usize + i * SECTOR;
-                            to[from..from + sector.len()].copy_from_slice(sector);
+                        let from = at as usize + i * SECTOR;
+                        let to = &mut to[from..from + sector.len()];
+                        // A sector that lacks one bit only is as good as damaged: that is refused, and has its own
+                        // test.
+                        let lacks: u32 = sector.iter().zip(&*to).map(|(new, old)| (new ^ old).count_ones()).sum();
+                        if landed.keeps(i, rng) || lacks == 1 {
+                            to.copy_from_slice(sector);
                         }
                     }
                 }
