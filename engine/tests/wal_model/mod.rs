@@ -137,7 +137,15 @@ pub struct Host {
 }
 
 pub fn config(segment_bytes: u64, segments_max: usize) -> WalConfig {
-    WalConfig { cluster: *b"cluster-of-tests", core: CoreId(3), segment_bytes, segments_max, cache_bytes: 256 * 1024 }
+    WalConfig {
+        cluster: *b"cluster-of-tests",
+        core: CoreId(3),
+        segment_bytes,
+        segments_max,
+        cache_bytes: 256 * 1024,
+        // Small groups in flight together are the hard case of a recovery.
+        beside_bytes: 0,
+    }
 }
 
 pub fn pool() -> ChunkPool {

@@ -6,7 +6,7 @@ pub mod wire;
 
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::Crash;
-use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES};
+use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES};
 use camus_engine::rt::mesh::mesh;
 use camus_engine::rt::sim::{SimCoreId, World};
 use camus_engine::shard::api::ShardTable;
@@ -140,6 +140,7 @@ impl SimBroker {
                     segment_bytes: shape.segment_bytes,
                     segments_max: shape.segments_max,
                     cache_bytes: wal_bytes_max / 2,
+                    beside_bytes: WAL_GROUP_BESIDE_BYTES,
                 },
                 wal_bytes_max,
                 index_bytes_max: 64 * 1024 * 1024,
