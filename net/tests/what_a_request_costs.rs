@@ -34,10 +34,7 @@ struct Cost {
 }
 
 thread_local! {
-    static COST: Cell<Cost> = const { Cell::new(Cost {
-        allocations: 0, allocated_bytes: 0, turns: 0, receives: 0, received_bytes: 0, sends: 0, sent_parts: 0, writes: 0,
-        written_bytes: 0, reads: 0,
-    }) };
+    static COST: Cell<Cost> = Cell::default();
 }
 
 fn count(change: impl FnOnce(&mut Cost)) {
