@@ -245,6 +245,7 @@ impl Bench {
                 segment_bytes: shape.segment_bytes,
                 segments_max: shape.segments_max,
                 cache_bytes: shape.cache_bytes,
+                beside_bytes: 0, // many groups in flight: the hard case
             },
             wal_bytes_max,
             index_bytes_max: 64 * 1024 * 1024,

@@ -279,6 +279,7 @@ impl Make {
                 segment_bytes: self.segment_bytes,
                 segments_max: self.segments_max,
                 cache_bytes: self.wal_bytes / 2,
+                beside_bytes: limits::WAL_GROUP_BESIDE_BYTES,
             },
             wal_bytes_max: self.wal_bytes,
             index_bytes_max: self.index_bytes,
