@@ -498,6 +498,28 @@ mod tests {
         assert!(matches!(ended, Err(FloorError::Stopped)));
     }
 
+    /// Lost if it fails: a disk that fails would be measured as a fast one, or memory would go that the kernel reads.
+    #[test]
+    fn a_failed_write_ends_a_cell_with_its_error() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut floor = prepared(dir.path());
+        let path = dir.path().join("read-only");
+        fs::write(&path, [0; BLOCK_BYTES]).expect("written");
+        floor.file = Arc::new(File::open(&path).expect("opened"));
+        for how in How::ALL {
+            let depth = if how == How::BlockingDsync { 1 } else { 4 };
+            let cell = Cell { how, bytes: BLOCK_BYTES, depth };
+            let ended = floor.measure(cell, Duration::from_secs(60), &AtomicBool::new(false), &mut |_| {});
+            match ended {
+                Err(FloorError::NoRing(_)) if how.needs_ring() => {}
+                Err(FloorError::Io { what: "a durable write", error }) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EBADF), "{cell:?}");
+                }
+                other => panic!("{cell:?}: {other:?}"),
+            }
+        }
+    }
+
     /// Lost if it fails: a disk without room or a directory without permission would be told as something else.
     #[test]
     fn what_does_not_let_it_is_told_apart() {
