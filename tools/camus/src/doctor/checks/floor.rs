@@ -16,8 +16,8 @@ const FLUSHES_PER_S_MAX: f64 = 20_000.0;
 /// Of durable writes with a flush each, percent that the device must have seen; others' flushes only add to it.
 const FLUSHES_PERCENT_MIN: u64 = 50;
 
-/// Drives that have capacitors behind their cache, by the beginning of their model: they may be that fast. From their
-/// makers' product pages (power-loss protection); not complete, and a hint only.
+/// Data-centre drives that are sold with power-loss protection, by the beginning of their model: they may be that fast.
+/// A hint only, and not complete: it saves their owners a warning, and a drive that is missing gets one.
 const PROTECTED: &[&str] = &[
     "INTEL SSDPE2K",
     "INTEL SSDPED", // Optane: no cache to lose
