@@ -157,6 +157,7 @@ FLOOR = (
     Figure("floor_p99", "floor p99", "ms", FLOOR_P99),
 )
 P50, P99 = path("steady.latency_us.p50", 1e-3), path("steady.latency_us.p99", 1e-3)
+P50_OVER_FLOOR = minus(path("steady.latency_us.p50"), floor("write_4k_us.p50"))
 CPU = (
     Figure("broker_us", "broker CPU a request", "us", path("steady.cpu.broker_us_per_request")),
     Figure("client_us", "client CPU a request", "us", path("steady.cpu.client_us_per_request")),
@@ -178,7 +179,7 @@ SINGLE = Row(
     figures=(
         *percentiles("steady"),
         *FLOOR,
-        Figure("p50_over_floor", "p50 beyond the floor's", "us", minus(path("steady.latency_us.p50"), floor("write_4k_us.p50"))),
+        Figure("p50_over_floor", "p50 beyond the floor's", "us", P50_OVER_FLOOR),
         Figure("p99_of_floor", "p99 : floor's", "x", over(P99, FLOOR_P99)),
         Figure("per_s", "requests", "/s", path("steady.requests_per_s")),
         *CPU,
@@ -218,7 +219,7 @@ def open_row(partitions):
             Figure("first_p50", f"p50 of the first {FIRST_S} s", "ms", path("first.latency_us.p50", 1e-3)),
             Figure("first_p99", f"p99 of the first {FIRST_S} s", "ms", FIRST_P99),
             Figure("first_ratio", f"p99 of the first {FIRST_S} s : after it", "x", over(FIRST_P99, P99)),
-            Figure("first_worst", f"worst second's p99 of the first {FIRST_S} s", "ms", first_seconds("first", FIRST_S)),
+            Figure("first_worst", f"worst second's p99 of the first {FIRST_S}", "ms", first_seconds("first", FIRST_S)),
             Figure("first_max", f"max of the first {FIRST_S} s", "ms", path("first.latency_us.max", 1e-3)),
             *CPU,
         ),
@@ -340,6 +341,7 @@ IDLE = Row(
         Bar("CPU with 10,000 partitions under 1 % of a core", "many_cpu", at_most=1),
     ),
 )
+RSS_OF_MEMORY = over(path("extra.rss_max_bytes"), path("extra.memory_bytes"))
 RSS = Row(
     name="rss_after_load",
     title="after the load above: resident memory",
@@ -348,7 +350,7 @@ RSS = Row(
         Figure("rss", "RSS, 5 s after", "MiB", path("extra.rss_bytes", 1 / MIB)),
         Figure("rss_max", "RSS, the most", "MiB", path("extra.rss_max_bytes", 1 / MIB)),
         Figure("memory", "camus.memory", "MiB", path("extra.memory_bytes", 1 / MIB)),
-        Figure("rss_of_memory", "the most : camus.memory", "x", over(path("extra.rss_max_bytes"), path("extra.memory_bytes"))),
+        Figure("rss_of_memory", "the most : camus.memory", "x", RSS_OF_MEMORY),
     ),
     bars=(Bar("RSS within camus.memory", "rss_of_memory", at_most=1.0),),
 )
@@ -363,13 +365,14 @@ RESTART = Row(
     ),
     bars=(Bar("first acknowledged produce within 3 s", "first_ack_s", at_most=3.0),),
 )
+CHURN_RATIO = over(path("beside.latency_us.p999"), path("alone.latency_us.p999"))
 CHURN = Row(
     name="churn",
     title="the first row while a topic of 1,000 partitions is created and deleted beside it",
     action="churn",
     settings={"partitions": 1000, "args": SINGLE_ARGS},
     figures=(
-        Figure("ratio", "p99.9 : p99.9 without", "x", over(path("beside.latency_us.p999"), path("alone.latency_us.p999"))),
+        Figure("ratio", "p99.9 : p99.9 without", "x", CHURN_RATIO),
         Figure("alone_p999", "p99.9 without", "ms", path("alone.latency_us.p999", 1e-3)),
         Figure("p999", "p99.9", "ms", path("beside.latency_us.p999", 1e-3)),
         Figure("p50", "p50", "ms", path("beside.latency_us.p50", 1e-3)),

@@ -1,5 +1,6 @@
-"""Runs rows turn by turn: each system once, then each again in another order; each on a directory of its own that is
-removed behind it.
+"""Runs rows turn by turn: each system once, then each again in another order.
+
+Each run has a directory of its own that is removed behind it.
 
 A run during which somebody else was busy is set aside and repeated, a bounded number of times; the list of them is kept.
 """

@@ -35,7 +35,8 @@ def options(folder, **more):
 
 def record(row, system, figures, repetition=0, **more):
     base = {"row": row, "system": system, "figures": figures, "repetition": repetition, "set_aside": False}
-    base |= {"failed": None, "skipped": {}, "steps": {}, "extra": {}, "busy": None, "busy_share": 0.0, "load_before": 0.1}
+    base |= {"failed": None, "skipped": {}, "steps": {}, "extra": {}}
+    base |= {"busy": None, "busy_share": 0.0, "load_before": 0.1}
     return base | more
 
 

@@ -140,6 +140,14 @@ class Conn:
         (length,) = struct.unpack_from(">h", answer, 12)
         return struct.unpack_from(">h", answer, 14 + length)[0]
 
+    def delete_topic(self, topic, timeout_s=30.0):
+        """The error code."""
+        self.sock.settimeout(timeout_s + 10)
+        body = struct.pack(">i", 1) + string(topic) + struct.pack(">i", int(timeout_s * 1000))
+        answer = self.ask(frame(DELETE_TOPICS, self.number(), body))
+        (length,) = struct.unpack_from(">h", answer, 12)
+        return struct.unpack_from(">h", answer, 14 + length)[0]
+
     def produce(self, topic, value, partition=0):
         """The error code."""
         return produce_error(self.ask(produce_frame(topic, partition, batch(value), self.number())))
