@@ -2,7 +2,7 @@
 
 Each run has a directory of its own that is removed behind it.
 
-A run during which somebody else was busy is set aside and repeated, a bounded number of times; the list of them is kept.
+A run during which somebody else was busy is set aside and repeated, a bounded number of times; the list is kept.
 """
 
 import json
