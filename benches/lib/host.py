@@ -176,18 +176,26 @@ class Watch:
         at1, now, ours1, total1, steal1 = self.look()
         ours = ours0 | ours1
 
+        def heir(pid):
+            """Who has the account of one that ended: its parent, which waited for it, or the parent's."""
+            seen = set()
+            while pid not in now and pid in then and pid not in seen:
+                seen.add(pid)
+                pid = then[pid].parent
+            return pid
+
+        spent_by = {pid: process.cpu_s for pid, process in now.items()}
+        for pid, process in then.items():
+            # What it had used before is in the account of its heir by now, and was not used between the looks.
+            at = heir(pid)
+            spent_by[at] = spent_by.get(at, 0.0) - process.cpu_s
+
         def spent(which):
-            """By process. Who ended is in the account of who waited for it, so its past is taken off there."""
-            deltas = {}
-            for pid in set(then) | set(now):
-                if which(pid):
-                    end = now[pid].cpu_s if pid in now else 0.0
-                    name = (now.get(pid) or then.get(pid)).name
-                    deltas[(pid, name)] = end - (then[pid].cpu_s if pid in then else 0.0)
-            return deltas
+            """By process."""
+            return {pid: s for pid, s in spent_by.items() if which(pid)}
 
         def kernels(pid):
-            return is_kernels(now if pid in now else then, pid)
+            return pid in now and is_kernels(now, pid)
 
         us = spent(lambda pid: pid in ours)
         kernel = spent(lambda pid: pid not in ours and kernels(pid))
@@ -195,14 +203,14 @@ class Watch:
         mine = sum(us.values())
         gone = sum(kernel.values())
         left = (total1 - total0) - mine * (1 + self.STAT_ERROR) - max(gone, 0.0)
-        top = sorted(((s, name) for (_, name), s in others.items() if s > 0.05), reverse=True)[:5]
+        top = sorted(((s, pid) for pid, s in others.items() if s > 0.05 and pid in now), reverse=True)[:5]
         return Busy(
             seconds=at1 - at0,
             processes_s=round(max(sum(others.values()), 0.0), 3),
             stat_s=round(max(left, 0.0), 3),
             steal_s=round(max(steal1 - steal0, 0.0), 3),
             kernel_s=round(max(gone, 0.0), 3),
-            names=[f"{name} {s:.1f} s" for s, name in top],
+            names=[f"{now[pid].name} {s:.1f} s" for s, pid in top],
         )
 
 

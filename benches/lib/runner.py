@@ -170,7 +170,7 @@ def with_repeats(options, row, system, repetition, run=one):
             break
         who = ", ".join((record["busy"] or {}).get("names") or []) or "unknown"
         record["set_aside"] = True
-        options.say(f"    others used {record['busy_share']:.0%} of a core ({who}): set aside")
+        options.say(f"    others used {record['busy_share']:.0%} of a core ({who}); attempt {attempt + 1}")
     kept = [record for record, _ in tried if not record["set_aside"]]
     if not kept:
         least = min((record for record, _ in tried), key=lambda record: record["busy_share"])
@@ -210,8 +210,8 @@ def run_row(options, row, systems, run=one):
 
 def short(row, record):
     """The first figures, for who watches."""
-    shown = [(f, record["figures"].get(f.key)) for f in row.figures]
-    return ", ".join(f"{f.label} {tables.number(v)} {f.unit}".strip() for f, v in shown if v is not None)[:400]
+    shown = [(f, record["figures"].get(f.key)) for f in row.figures[:6]]
+    return ", ".join(f"{f.label} {tables.number(v)} {f.unit}".strip() for f, v in shown if v is not None)
 
 
 def load(out):

@@ -153,6 +153,13 @@ class Others(unittest.TestCase):
         self.assertEqual(busy.names, ["make 4.0 s"])
         self.assertAlmostEqual(busy.share(), 0.4)
 
+    def test_what_a_process_used_before_is_not_charged_to_who_waited_for_it(self):
+        """Lost if it fails: a long build that ends during a run sets it aside, under the name of a shell."""
+        us, shell = ("vs-kafka", 1, 0, 0), ("bash", 1, 0, 0)
+        before = {100: us, 7: shell, 8: ("cargo", 7, 50, 0), 9: ("rustc", 8, 9000, 0)}
+        busy = self.between((0, 0, before), (20, 0, {100: us, 7: ("bash", 1, 0, 9070)}))
+        self.assertEqual((busy.processes_s, busy.names), (0.2, ["bash 0.2 s"]))
+
     def test_time_that_no_process_accounts_for_is_somebodys(self):
         """Lost if it fails: the container next door is not seen."""
         us = {100: ("vs-kafka", 1, 0, 0)}
