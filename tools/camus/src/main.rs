@@ -6,6 +6,7 @@
 //! `topic.rs` over `client.rs`; `wal.rs`; `waltest.rs` the disk by itself, in `percentiles.rs`; `compatibility.rs` the page of what is served; `errors.rs` what a person
 //! reads when the answer is no; `out.rs` the one place that prints.
 
+mod bench;
 mod board;
 mod cli;
 mod client;
