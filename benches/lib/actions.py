@@ -37,7 +37,7 @@ def fetch_cold(context, broker, settings):
     wait_for_leaders(broker, topic)
     # The start itself reads the log.
     host.forget(broker.data_dir)
-    words = ("--topic", topic, "--no-fill", "--keep-topic", "--partitions", 1)
+    words = ("--topic", topic, "--no-fill", "--once", "--keep-topic", "--partitions", 1)
     # One pass: the next one would find in memory what this one read.
     context.bench(broker, rows.Step("steady", "fetch", words, most_s=60, warm=False))
     context.extra["bytes"] = size
