@@ -162,9 +162,12 @@ CPU = (
     Figure("broker_us", "broker CPU a request", "us", path("steady.cpu.broker_us_per_request")),
     Figure("client_us", "client CPU a request", "us", path("steady.cpu.client_us_per_request")),
 )
+OWN_BYTES = over(path("steady.broker.write_bytes"), path("steady.bytes"))
 DEVICE = (
     Figure("flushes", "flushes a request", "", path("steady.device.flushes_per_request")),
     Figure("device_bytes", "bytes to the device an acknowledged byte", "", path("steady.device.bytes_per_acked_byte")),
+    # By the broker's own account (/proc/PID/io): without what other processes wrote meanwhile.
+    Figure("own_bytes", "bytes written an acknowledged byte, the broker's account", "", OWN_BYTES),
 )
 THREE_TIMES_LOWER = (
     Bar("p50 at least 3 x lower than Kafka's with an fsync", "p50", at_most=1 / 3, system=FSYNC),

@@ -33,6 +33,8 @@ BURST_MAX, PAUSE_MAX_S = 8, 0.1
 RECORD_BYTES = 256
 #: A topic is used for so long, then another one, and the old one is deleted: what it took is given back.
 TOPIC_S = 60.0
+#: From here on a pause of the load's own process counts as one.
+STALL_S = 0.02
 #: A connection without an answer for so long is given up and made anew.
 HANG_S = 30.0
 BOUNDS_MS = (10, 20, 50)
@@ -44,7 +46,7 @@ BOUNDS_MS = (10, 20, 50)
 class Shared:
     """Numbers in memory that two processes see: each is written by one of them only."""
 
-    NAMES = ("outstanding_since", "answered", "late", "longest_ns", "errors", "hung", "busy", "stop")
+    NAMES = ("outstanding_since", "answered", "late", "longest_ns", "errors", "hung", "stalled_ns", "busy", "stop")
 
     def __init__(self):
         self.memory = mmap.mmap(-1, 8 * len(self.NAMES))
@@ -93,7 +95,7 @@ class Client:
 
     index: int
     sock: socket.socket | None = None
-    #: Of each request that is out: when it was sent, ns.
+    #: Of each request that is out: when it was sent, ns, and how long the load itself had stood still until then.
     sent: deque = field(default_factory=deque)
     got: bytearray = field(default_factory=bytearray)
     next_burst: float = 0.0
@@ -113,6 +115,7 @@ class Load:
         self.number = 0
         self.topic, self.requests, self.topic_until = None, [], 0.0
         self.old = None
+        self.stalled_ns = 0
 
     def run(self):
         """Until it is told to stop; then the latencies, by whether the core had a competitor."""
@@ -129,10 +132,22 @@ class Load:
                     self.burst(client)
                 elif not client.sent:
                     wait = min(wait, client.next_burst - now)
-            for key, _ in self.selector.select(max(wait, 0.0005)):
+            wait = max(wait, 0.0005)
+            before = time.monotonic()
+            ready = self.selector.select(wait)
+            after = time.monotonic()
+            self.had_to_wait(after - before - wait)
+            for key, _ in ready:
                 self.receive(key.data)
             self.look_for_late()
+            self.had_to_wait(time.monotonic() - after)
         return {"quiet": self.latencies[False].report(), "busy": self.latencies[True].report()}
+
+    def had_to_wait(self, seconds):
+        """The load's own process did not get a CPU: that is no answer's fault."""
+        if seconds > STALL_S:
+            self.stalled_ns += int(seconds * 1e9)
+            self.shared["stalled_ns"] = self.stalled_ns
 
     def new_topic(self, wait):
         """Makes the next topic, on a thread: the load goes on with the last one until it is there."""
@@ -169,7 +184,7 @@ class Load:
         count = self.random.randint(1, BURST_MAX)
         request = self.requests[client.index]
         now = time.monotonic_ns()
-        client.sent.extend([now] * count)
+        client.sent.extend([(now, self.stalled_ns)] * count)
         self.tell_outstanding()
         # At most 4 KiB: it always fits into an empty socket buffer.
         client.sock.sendall(b"".join(wire.again(request, n) for n in range(count)))
@@ -187,8 +202,9 @@ class Load:
             if wire.produce_error(client.got[4 : 4 + size]):
                 self.shared["errors"] += 1
             del client.got[: 4 + size]
-            took = now - client.sent.popleft()
-            self.latencies[busy].add(took)
+            sent, stalled = client.sent.popleft()
+            self.latencies[busy].add(now - sent)
+            took = now - sent - (self.stalled_ns - stalled)
             self.shared["answered"] += 1
             self.shared["longest_ns"] = max(self.shared["longest_ns"], took)
             if took > self.late_ns:
@@ -200,12 +216,13 @@ class Load:
 
     def tell_outstanding(self):
         """When the oldest request that waits was sent; 0: nothing is out."""
-        self.shared["outstanding_since"] = min((c.sent[0] for c in self.clients if c.sent), default=0)
+        self.shared["outstanding_since"] = min((c.sent[0][0] for c in self.clients if c.sent), default=0)
 
     def look_for_late(self):
         now = time.monotonic_ns()
         for client in self.clients:
-            age = now - client.sent[0] if client.sent else 0
+            sent, stalled = client.sent[0] if client.sent else (now, self.stalled_ns)
+            age = now - sent - (self.stalled_ns - stalled)
             if age > self.late_ns and not client.late_counted:
                 client.late_counted = True
                 self.shared["late"] += 1

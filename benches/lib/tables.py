@@ -61,11 +61,15 @@ def judge(medians, row, bar):
             return Verdict(None, f"nothing to compare with ({bar.system})")
         limit = factor * min(theirs)
     held = mine.median <= limit if bar.at_most is not None else mine.median >= limit
+    mine = mine.median
+    shown = f"{number(mine)}, limit {number(limit)}"
+    if number(mine) == number(limit):
+        shown = f"{mine:.6g}, limit {limit:.6g}"
     if held:
-        return Verdict(True, f"held: {number(mine.median)}, limit {number(limit)}")
-    worse = mine.median - limit
-    share = f" ({abs(worse) / abs(limit):.0%})" if limit else ""
-    return Verdict(False, f"**missed by {number(abs(worse))}{share}**: {number(mine.median)}, limit {number(limit)}")
+        return Verdict(True, f"held: {shown}")
+    by = abs(mine - limit)
+    share = f" ({by / abs(limit):.1%})" if limit else ""
+    return Verdict(False, f"**missed by {number(by)}{share}**: {shown}")
 
 
 def number(value):
@@ -109,19 +113,18 @@ def bars_table(medians, row):
     return table(["bar", "verdict"], [[bar.text, judge(medians, row, bar).text] for bar in row.bars])
 
 
-def summary(medians, rows):
-    """One line for each bar of each row."""
+def summary(medians, rows, systems):
+    """One line for each bar of each row: what it is about on every system, and whether it holds."""
     lines = []
     for row in rows:
+        units = {figure.key: figure.unit for figure in row.figures}
         for bar in row.bars:
             verdict = judge(medians, row, bar)
             word = {True: "held", False: "**missed**", None: "-"}[verdict.held]
-            lines.append([f"[{row.name}](#{row.name})", bar.text, word, plain(verdict.text)])
-    return table(["row", "bar for Camus", "", "median"], lines)
-
-
-def plain(text):
-    return text.removeprefix("held: ").replace("**", "")
+            cells = [cell(medians.of(row.name, system, bar.figure)) for system in systems]
+            what = f"{bar.text}{f' ({units[bar.figure]})' if units[bar.figure] else ''}"
+            lines.append([f"[{row.name}](#{row.name})", what, *cells, word])
+    return table(["row", "bar for Camus", *(TITLES.get(s, s) for s in systems), ""], lines)
 
 
 def section(medians, row, systems, plots):
@@ -199,7 +202,7 @@ def page(records, rows, systems, about, plots):
         "## Conditions",
         conditions(about),
         "## The bars",
-        summary(medians, rows),
+        summary(medians, rows, systems),
         "## Rows",
         "Medians of the runs that count, the smallest and the largest in brackets.",
         *(section(medians, row, systems, plots) for row in rows),

@@ -235,8 +235,14 @@ class Verdicts(unittest.TestCase):
         self.assertFalse(held("p50 at least 3 x lower than Kafka's with an fsync").held)
         missed = held("flushes a request <= 1.05")
         self.assertFalse(missed.held)
-        self.assertEqual(missed.text, "**missed by 0.950 (90%)**: 2.00, limit 1.05")
+        self.assertEqual(missed.text, "**missed by 0.950 (90.5%)**: 2.00, limit 1.05")
         self.assertIsNone(held("p99 at least 3 x lower than Kafka's with an fsync").held)
+
+    def test_a_bar_that_is_missed_by_little_says_by_how_little(self):
+        """Lost if it fails: the page says "missed: 1.05, limit 1.05"."""
+        medians = tables.Medians([record("single", "camus", {"flushes": 1.0532})])
+        bar = next(bar for bar in rows.SINGLE.bars if bar.figure == "flushes")
+        self.assertEqual(tables.judge(medians, rows.SINGLE, bar).text, "**missed by 0.003 (0.3%)**: 1.0532, limit 1.05")
 
     def test_rows_within_a_factor_of_each_other_are_held_against_the_least(self):
         """Lost if it fails: a p99 that grows with the partitions is compared with itself."""
@@ -288,6 +294,7 @@ class Page(unittest.TestCase):
         self.assertIn("| p50, ms | 0.150 (0.150 .. 0.150) | 0.150 (0.150 .. 0.150) |", page)
         self.assertIn("| p50 <= floor p50 + 60 us | held: 40.0, limit 60.0 |", page)
         self.assertIn("(benchmarks/single.svg)", page)
+        self.assertIn("| [single](#single) | p99 <= 2 x floor p99 (x) | 1.50 (1.50 .. 1.50) |", page)
         self.assertEqual(svg, "<svg>Camus Kafka, fsync an append</svg>")
         self.assertEqual(len(kept), 4)
         self.assertNotIn("timeline", kept[0]["steps"]["steady"])
