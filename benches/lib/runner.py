@@ -31,7 +31,7 @@ class Options:
     directory: Path
     out: Path
     seconds: float = 20.0
-    warmup: float = 3.0
+    warmup: float = 5.0
     reps: int = 5
     #: Sizes of actions are divided by this (--quick).
     shrink: int = 1
