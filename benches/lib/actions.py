@@ -22,7 +22,7 @@ def run(context, broker, row):
 
 def fetch_tail(context, broker, settings):
     fill = context.scaled(settings["fill_mb"])
-    context.bench(broker, rows.Step("steady", "fetch", ("--fill-mb", fill, "--partitions", 1), warm=False))
+    context.bench(broker, rows.Step("steady", "fetch", ("--fill-mb", fill, "--partitions", 1)))
 
 
 def fetch_cold(context, broker, settings):

@@ -7,6 +7,7 @@ A run during which somebody else was busy is set aside and repeated, a bounded n
 
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Options:
     client_cpus: tuple = ()
     #: What stands before each run.
     say: object = print
+    #: After a start, and after the end. 0 for tests.
     pause_s: float = 1.0
 
 
@@ -86,12 +88,16 @@ class Context:
         """Runs one step and keeps its JSON, also as a file beside the run's."""
         words = step.words(self.options.seconds, self.options.warmup)
         self.commands.append(" ".join(["camus bench", *words]))
+        if "--topic" not in words:
+            # One of its own: the last step's may still be on its way out.
+            words += ["--topic", f"bench-{step.name}".replace("_", "-")]
         out = self.prefix.with_name(f"{self.prefix.name}-{step.name}.bench.json")
         words += ["--broker-pid", broker.pid, "--data-dir", broker.data_dir, "--json", out]
         if floor:
             # Beside the data: the same file system. It is removed by the one who makes it.
             words += ["--floor-dir", self.directory]
-        done = self.camus("bench", *words, broker=broker)
+        patience = BENCH_PATIENCE_S + 2 * (self.options.seconds + self.options.warmup)
+        done = self.camus("bench", *words, broker=broker, timeout=patience)
         if done.returncode or not out.exists():
             raise BenchFailed(f"camus bench {' '.join(map(str, words))}: {(done.stderr or done.stdout)[-1500:]}")
         self.steps[step.name] = json.loads(out.read_text())
@@ -137,6 +143,10 @@ def one(options, row, system, repetition, attempt):
     except (BenchFailed, brokers.DidNotStart, wire.Broken, OSError, subprocess.TimeoutExpired, ValueError) as error:
         record["failed"] = f"{type(error).__name__}: {error}"
         busy = watch.end() if watch else None
+    # What was removed is given back to the disk now, and not during the next one's run.
+    if options.pause_s:
+        os.sync()
+        time.sleep(options.pause_s)
     record |= {
         "load_after": host.load_average(),
         "busy": vars(busy) if busy else None,
@@ -187,6 +197,7 @@ def run_row(options, row, systems, run=one):
     systems = [system for system in systems if system.name in row.systems]
     reps = min(row.reps or options.reps, options.reps)
     gave_up = set()
+    forget(options, row, systems)
     for repetition in range(reps):
         for system in order(systems, repetition):
             if system.name in gave_up:
@@ -206,6 +217,14 @@ def run_row(options, row, systems, run=one):
             else:
                 options.say("    " + short(row, last))
     return records
+
+
+def forget(options, row, systems):
+    """An earlier measurement in the same results is replaced, and not mixed with this one."""
+    for system in systems:
+        for path in (options.out / "raw" / row.name).glob("*.json"):
+            if re.fullmatch(rf"{re.escape(system.name)}-\d+[a-z]?(-\w+\.bench)?\.json", path.name):
+                path.unlink()
 
 
 def short(row, record):

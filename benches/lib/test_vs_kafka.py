@@ -55,6 +55,17 @@ class Turns(unittest.TestCase):
             self.assertEqual(list(chosen.directory.iterdir()), [])
             self.assertEqual(len(runner.load(chosen.out)), 4)
 
+    def test_a_row_that_is_measured_again_replaces_what_was_there(self):
+        """Lost if it fails: medians of two days, or of two builds."""
+        with tempfile.TemporaryDirectory() as folder:
+            chosen = options(folder)
+            systems = [FakeSystem("camus"), FakeSystem("kafka"), FakeSystem("kafka-fsync")]
+            runner.run_row(chosen, rows.SINGLE, systems)
+            chosen.reps = 1
+            runner.run_row(chosen, rows.SINGLE, systems[:2])
+            left = [(r["system"], r["repetition"]) for r in runner.load(chosen.out)]
+        self.assertEqual(left, [("camus", 0), ("kafka", 0), ("kafka-fsync", 0), ("kafka-fsync", 1)])
+
     def test_a_step_gets_the_pid_the_data_and_the_floor_of_its_run(self):
         """Lost if it fails: a row without its floor, or with the figures of another process."""
         with tempfile.TemporaryDirectory() as folder:
