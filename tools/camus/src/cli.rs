@@ -37,7 +37,10 @@ pub enum Command {
         command: WalCommand,
     },
     /// Measure how fast a Kafka-compatible broker answers, at what cost, and whether it flushes.
-    Bench(Box<bench::BenchArgs>),
+    Bench {
+        #[command(subcommand)]
+        command: Box<bench::BenchCommand>,
+    },
     /// Tell what a setting means, or all of them.
     Settings {
         /// A setting, as in the file or as in the environment.
@@ -137,7 +140,7 @@ pub fn run(cli: Cli) -> Result<(), UserError> {
             WalCommand::Dump => wal::dump(&data_dir),
             WalCommand::Verify => wal::verify(&data_dir),
         },
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench { command } => bench::run(*command),
         Command::Settings { markdown: true, .. } => {
             out::line(settings::page().trim_end());
             Ok(())

@@ -16,13 +16,16 @@ use crate::errors::{self, UserError};
 use crate::percentiles::histogram;
 use crate::waltest::{self, Floor};
 use crate::{client, out};
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Batches and requests that fill a topic before it is read.
 const FILL_BATCH_BYTES: usize = 64 * 1024;
 const FILL_IN_FLIGHT: usize = 5;
+const FILL_ATTEMPTS_MAX: usize = 20;
+const FILL_AGAIN: Duration = Duration::from_millis(250);
 /// The consumer of an end-to-end run waits for records this long, and gets them one by one if they come so.
 const CONSUMER_WAIT_MS: i32 = 500;
 /// A load that ends by itself and not by the clock.
@@ -116,7 +119,8 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     }
     match &args.svg {
         Some(file) => {
-            plot::write(file, &[(format!("{} {}", report.mode_name(), args.bootstrap), report.distribution.clone())])
+            let label = format!("{} {}", report.mode_name(), args.bootstrap);
+            plot::write(file, &[plot::Run { label, distribution: report.distribution }])
         }
         None => Ok(()),
     }
@@ -207,7 +211,7 @@ fn measure(
         requests_asked: 0,
     };
     let mut marks = Vec::with_capacity(2);
-    drive.run(cluster, progress, &mut || {
+    drive.run(&mut || cluster.producer_id(), progress, &mut || {
         marks.push(watched.sample()?);
         Ok(())
     })?;
@@ -287,20 +291,45 @@ fn readers(args: &BenchArgs, cluster: &mut Cluster) -> Result<Vec<Fetcher>, User
     Ok(made)
 }
 
-/// Produces what is to be read.
+/// Produces what is to be read. A leader may need a moment after its election: what it refuses is sent again.
 fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
     let records = args.records().max(FILL_BATCH_BYTES / args.record_bytes.max(1));
     let template = template_of(args, cluster, &batch_of(args, records)?)?;
     let bytes = (records * args.record_bytes) as u64;
-    progress.say(&format!("filling the topic with {} MB", args.fill_mb));
-    let clock = Clock::start();
-    let producers = producers(args, cluster, &template, 1, FILL_IN_FLIGHT)?;
+    let mut left = (args.fill_mb * 1_000_000).div_ceil(bytes.max(1));
+    for again in 0..FILL_ATTEMPTS_MAX {
+        progress.say(&format!("filling the topic with {} MB", left * bytes / 1_000_000));
+        let errors = fill_once(args, cluster, progress, &template, records, left)?;
+        left = errors.values().sum();
+        if left == 0 {
+            return Ok(());
+        }
+        if again + 1 == FILL_ATTEMPTS_MAX {
+            let counted: Vec<String> = errors.iter().map(|(name, n)| format!("{name} {n} times")).collect();
+            return Err(errors::bench_nothing(&args.bootstrap, &format!("filling the topic: {}", counted.join(", "))));
+        }
+        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+        std::thread::sleep(FILL_AGAIN);
+    }
+    Ok(())
+}
+
+/// The errors that came, by name.
+fn fill_once(
+    args: &BenchArgs,
+    cluster: &mut Cluster,
+    progress: &mut Progress,
+    template: &Template,
+    records: usize,
+    requests: u64,
+) -> Result<BTreeMap<String, u64>, UserError> {
+    let producers = producers(args, cluster, template, 1, FILL_IN_FLIGHT)?;
     let mut drive = Drive {
-        clock,
+        clock: Clock::start(),
         addr: &args.bootstrap,
-        template: Some(&template),
+        template: Some(template),
         records_per_request: records,
-        bytes_per_request: bytes,
+        bytes_per_request: (records * args.record_bytes) as u64,
         producers,
         schedule: None,
         fetchers: Vec::new(),
@@ -308,16 +337,11 @@ fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Res
         recorder: Recorder::new(Window { from_ns: 0, end_ns: NO_END_NS }),
         late: histogram(),
         timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
-        requests_max: (args.fill_mb * 1_000_000).div_ceil(bytes.max(1)),
+        requests_max: requests,
         requests_asked: 0,
     };
-    drive.run(cluster, progress, &mut || Ok(()))?;
-    match drive.recorder.errors.iter().next() {
-        None => Ok(()),
-        Some((name, times)) => {
-            Err(errors::bench_nothing(&args.bootstrap, &format!("filling the topic: {name} {times} times")))
-        }
-    }
+    drive.run(&mut || cluster.producer_id(), progress, &mut || Ok(()))?;
+    Ok(drive.recorder.errors)
 }
 
 fn wall_ms() -> u64 {
