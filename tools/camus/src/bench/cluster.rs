@@ -14,6 +14,7 @@ use kafka_protocol::messages::{
     ListOffsetsRequest, MetadataRequest, ProduceRequest, ProducerId, SaslHandshakeRequest, TopicName,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Topics have ids instead of names in later versions of Produce and Fetch.
@@ -79,7 +80,12 @@ impl Cluster {
     }
 
     /// Makes the topic, or takes the one that is there if it has as many partitions; waits until each has a leader.
-    pub fn topic_ready(&mut self, partitions: i32, progress: &mut Progress) -> Result<(), UserError> {
+    pub fn topic_ready(
+        &mut self,
+        partitions: i32,
+        stop: &AtomicBool,
+        progress: &mut Progress,
+    ) -> Result<(), UserError> {
         let request = CreateTopicsRequest::default().with_timeout_ms(REQUEST_TIMEOUT_MS).with_topics(vec![
             CreatableTopic::default()
                 .with_name(name(&self.topic))
@@ -96,19 +102,27 @@ impl Cluster {
             self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)?;
             self.made = true;
         }
-        self.wait_for_leaders(Some(partitions), progress)
+        self.wait_for_leaders(Some(partitions), stop, progress)
     }
 
     /// Takes the topic as it is.
-    pub fn topic_as_it_is(&mut self, progress: &mut Progress) -> Result<(), UserError> {
-        self.wait_for_leaders(None, progress)
+    pub fn topic_as_it_is(&mut self, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
+        self.wait_for_leaders(None, stop, progress)
     }
 
-    fn wait_for_leaders(&mut self, wanted: Option<i32>, progress: &mut Progress) -> Result<(), UserError> {
+    fn wait_for_leaders(
+        &mut self,
+        wanted: Option<i32>,
+        stop: &AtomicBool,
+        progress: &mut Progress,
+    ) -> Result<(), UserError> {
         #[allow(clippy::disallowed_methods)] // a tool waits for a broker
         let begun = Instant::now();
         let mut look_again = LOOK_AGAIN;
         loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(errors::bench_interrupted());
+            }
             let found = self.metadata()?;
             let there = found.partitions.len();
             let led: Vec<BrokerId> = found

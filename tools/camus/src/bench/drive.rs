@@ -19,6 +19,7 @@ use rustix::fd::OwnedFd;
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Looked at without waiting before a request is due.
@@ -73,6 +74,8 @@ pub struct Drive<'a> {
     /// Open loop: how late requests were handed to their connection, because its slots were taken or this process late.
     pub late: Histogram<u64>,
     pub timeout_ns: u64,
+    /// Set by a signal: the run ends at once, without a result.
+    pub stop: &'a AtomicBool,
     /// Closed loop: end after so many requests, whatever the time.
     pub requests_max: u64,
     pub requests_asked: u64,
@@ -101,6 +104,9 @@ impl Drive<'_> {
             self.fetch(i)?;
         }
         loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(errors::bench_interrupted());
+            }
             let now = self.clock.now_ns();
             if !begun && now >= window.from_ns {
                 begun = true;
@@ -405,6 +411,7 @@ mod tests {
     use std::time::Duration;
 
     const VERSION: i16 = 9;
+    static GO_ON: AtomicBool = AtomicBool::new(false);
 
     /// Answers Produce on one connection, `stall` late to request `stalled`, with `code` as long as it is given one.
     fn server(stalled: u64, stall: Duration, code: fn(u64) -> i16) -> TcpStream {
@@ -467,6 +474,7 @@ mod tests {
             recorder: Recorder::new(window),
             late: histogram(),
             timeout_ns: 20_000_000_000,
+            stop: &GO_ON,
             requests_max: u64::MAX,
             requests_asked: 0,
         }

@@ -19,6 +19,8 @@ use crate::{client, out};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Batches and requests that fill a topic before it is read.
@@ -44,6 +46,8 @@ pub struct Sample {
 struct Watched {
     pid: Option<u32>,
     device: Option<Device>,
+    /// Somebody wants it to end.
+    stop: Arc<AtomicBool>,
 }
 
 impl Watched {
@@ -58,7 +62,7 @@ impl Watched {
             return Err(errors::bench_observed(&shown, "it is no directory", &format!("ls -ld {shown}")));
         }
         let device = args.data_dir.as_deref().map(Device::of).transpose()?.flatten();
-        Ok(Watched { pid: args.broker_pid, device })
+        Ok(Watched { pid: args.broker_pid, device, stop: waltest::stop_on_signals()? })
     }
 
     fn sample(&self) -> Result<Sample, UserError> {
@@ -82,7 +86,7 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     let mut cluster = Cluster::connect(&args.bootstrap, &args.topic)?;
     let load_before = process::load();
     let before = floor(args, &mut progress, "before")?;
-    let measured = match topic(args, &mut cluster, &mut progress) {
+    let measured = match topic(args, &mut cluster, &watched.stop, &mut progress) {
         Ok(()) => measure(args, &mut cluster, &watched, &mut progress),
         Err(e) => Err(e),
     };
@@ -141,10 +145,10 @@ fn floor(args: &BenchArgs, progress: &mut Progress, when: &str) -> Result<Option
     waltest::floor(dir, args.floor_s).map(Some)
 }
 
-fn topic(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
+fn topic(args: &BenchArgs, cluster: &mut Cluster, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
     match args.mode == Mode::Fetch && args.no_fill {
-        true => cluster.topic_as_it_is(progress),
-        false => cluster.topic_ready(args.partitions, progress),
+        true => cluster.topic_as_it_is(stop, progress),
+        false => cluster.topic_ready(args.partitions, stop, progress),
     }
 }
 
@@ -171,7 +175,7 @@ fn measure(
         _ => Some(template_of(args, cluster, &batch)?),
     };
     if args.mode == Mode::Fetch && !args.no_fill {
-        fill(args, cluster, progress)?;
+        fill(args, cluster, watched, progress)?;
     }
     let (producers, fetchers) = match &template {
         Some(template) => {
@@ -207,6 +211,7 @@ fn measure(
         recorder: Recorder::new(window),
         late: histogram(),
         timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
+        stop: &watched.stop,
         requests_max: u64::MAX,
         requests_asked: 0,
     };
@@ -292,14 +297,14 @@ fn readers(args: &BenchArgs, cluster: &mut Cluster) -> Result<Vec<Fetcher>, User
 }
 
 /// Produces what is to be read. A leader may need a moment after its election: what it refuses is sent again.
-fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
+fn fill(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress: &mut Progress) -> Result<(), UserError> {
     let records = args.records().max(FILL_BATCH_BYTES / args.record_bytes.max(1));
     let template = template_of(args, cluster, &batch_of(args, records)?)?;
     let bytes = (records * args.record_bytes) as u64;
     let mut left = (args.fill_mb * 1_000_000).div_ceil(bytes.max(1));
     for again in 0..FILL_ATTEMPTS_MAX {
         progress.say(&format!("filling the topic with {} MB", left * bytes / 1_000_000));
-        let errors = fill_once(args, cluster, progress, &template, records, left)?;
+        let errors = fill_once(args, cluster, watched, progress, &template, records, left)?;
         left = errors.values().sum();
         if left == 0 {
             return Ok(());
@@ -318,6 +323,7 @@ fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Res
 fn fill_once(
     args: &BenchArgs,
     cluster: &mut Cluster,
+    watched: &Watched,
     progress: &mut Progress,
     template: &Template,
     records: usize,
@@ -337,6 +343,7 @@ fn fill_once(
         recorder: Recorder::new(Window { from_ns: 0, end_ns: NO_END_NS }),
         late: histogram(),
         timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
+        stop: &watched.stop,
         requests_max: requests,
         requests_asked: 0,
     };
