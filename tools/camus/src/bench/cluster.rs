@@ -1,7 +1,7 @@
 //! What is asked of the broker before and after a run, one request at a time: versions, the topic, producer ids, offsets.
 
 use super::Progress;
-use crate::client::{Client, REQUEST_TIMEOUT_MS, code_name};
+use crate::client::{Client, REQUEST_TIMEOUT_MS};
 use crate::errors::{self, UserError};
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
@@ -14,6 +14,7 @@ use kafka_protocol::messages::{
     ListOffsetsRequest, MetadataRequest, ProduceRequest, ProducerId, SaslHandshakeRequest, TopicName,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Topics have ids instead of names in later versions of Produce and Fetch.
@@ -24,7 +25,11 @@ const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// Until each partition has a leader.
 const LEADERS_WAIT: Duration = Duration::from_secs(120);
+/// Then it is looked again, and each time twice as late, up to a second: an answer about 10,000 partitions is work.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
+/// The broker goes on with what it did not finish in time.
+const REQUEST_TIMED_OUT: i16 = 7;
 const TOPIC_ALREADY_EXISTS: i16 = 36;
 
 /// A broker and the topic of the run.
@@ -75,7 +80,12 @@ impl Cluster {
     }
 
     /// Makes the topic, or takes the one that is there if it has as many partitions; waits until each has a leader.
-    pub fn topic_ready(&mut self, partitions: i32, progress: &mut Progress) -> Result<(), UserError> {
+    pub fn topic_ready(
+        &mut self,
+        partitions: i32,
+        stop: &AtomicBool,
+        progress: &mut Progress,
+    ) -> Result<(), UserError> {
         let request = CreateTopicsRequest::default().with_timeout_ms(REQUEST_TIMEOUT_MS).with_topics(vec![
             CreatableTopic::default()
                 .with_name(name(&self.topic))
@@ -84,24 +94,35 @@ impl Cluster {
         ]);
         let (answer, _) = self.client.ask(&request, 7)?;
         let result = answer.topics.first().ok_or_else(|| self.nothing("CreateTopics"))?;
-        if result.error_code != TOPIC_ALREADY_EXISTS {
+        if result.error_code == REQUEST_TIMED_OUT {
+            self.made = true;
+        } else if result.error_code != TOPIC_ALREADY_EXISTS {
             let what = format!("topic '{}' was not made", self.topic);
             let run = format!("camus topic list --bootstrap {}", self.client.addr());
             self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)?;
             self.made = true;
         }
-        self.wait_for_leaders(Some(partitions), progress)
+        self.wait_for_leaders(Some(partitions), stop, progress)
     }
 
     /// Takes the topic as it is.
-    pub fn topic_as_it_is(&mut self, progress: &mut Progress) -> Result<(), UserError> {
-        self.wait_for_leaders(None, progress)
+    pub fn topic_as_it_is(&mut self, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
+        self.wait_for_leaders(None, stop, progress)
     }
 
-    fn wait_for_leaders(&mut self, wanted: Option<i32>, progress: &mut Progress) -> Result<(), UserError> {
+    fn wait_for_leaders(
+        &mut self,
+        wanted: Option<i32>,
+        stop: &AtomicBool,
+        progress: &mut Progress,
+    ) -> Result<(), UserError> {
         #[allow(clippy::disallowed_methods)] // a tool waits for a broker
         let begun = Instant::now();
+        let mut look_again = LOOK_AGAIN;
         loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(errors::bench_interrupted());
+            }
             let found = self.metadata()?;
             let there = found.partitions.len();
             let led: Vec<BrokerId> = found
@@ -132,7 +153,8 @@ impl Cluster {
             }
             progress.say(&format!("{} of {} partitions have a leader", led.len(), wanted.unwrap_or(there as i32)));
             #[allow(clippy::disallowed_methods)] // a tool waits for a broker
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(look_again);
+            look_again = (look_again * 2).min(LOOK_AGAIN_MAX);
         }
     }
 
@@ -209,13 +231,11 @@ impl Cluster {
         };
         let (answer, _) = self.client.ask(&request, 6)?;
         let result = answer.responses.first().ok_or_else(|| self.nothing("DeleteTopics"))?;
+        if result.error_code == REQUEST_TIMED_OUT {
+            return Ok(());
+        }
         let what = format!("topic '{}' was not deleted", self.topic);
         let run = format!("camus topic delete {} --bootstrap {}", self.topic, self.client.addr());
         self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)
-    }
-
-    /// Kafka's name of what went wrong.
-    pub fn name_of(code: i16) -> String {
-        code_name(code)
     }
 }
