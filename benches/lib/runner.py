@@ -141,7 +141,7 @@ def one(options, row, system, repetition, attempt):
                     context.bench(broker, step)
             busy = watch.end()
     except (BenchFailed, brokers.DidNotStart, wire.Broken, OSError, subprocess.TimeoutExpired, ValueError) as error:
-        record["failed"] = f"{type(error).__name__}: {error}"
+        record["failed"] = f"{type(error).__name__}: {error}".replace(str(options.directory), "DIR")
         busy = watch.end() if watch else None
     # What was removed is given back to the disk now, and not during the next one's run.
     if options.pause_s:

@@ -4,6 +4,7 @@ import json
 import statistics
 import subprocess
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,15 +130,15 @@ def summary(medians, rows, systems):
 
 def section(medians, row, systems, plots):
     here = [s for s in systems if any(medians.of(row.name, s, f.key) for f in row.figures)]
-    parts = [f"### {row.name}", f"{row.title[0].upper()}{row.title[1:]}. `benches/vs-kafka --rows {row.name}`"]
+    parts = [f"### {row.name}", wrapped(f"{row.title[0].upper()}{row.title[1:]}. `benches/vs-kafka --rows {row.name}`")]
     commands = [r["commands"] for r in medians.records if r["row"] == row.name and r.get("commands")]
     if commands:
-        parts.append("```\n" + "\n".join(dict.fromkeys(commands[0])) + "\n```")
+        parts.append("```\n" + "\n".join(map(wrapped, dict.fromkeys(commands[0]))) + "\n```")
     parts += [row_table(medians, row, here), bars_table(medians, row)]
     if row.name in plots:
         parts.append(f"![latency distribution of {row.name}]({plots[row.name]})")
     notes = remarks(medians.records, row)
-    return "\n\n".join(parts + (["\n".join(notes)] if notes else []))
+    return "\n\n".join(parts + (["\n".join(map(wrapped, notes))] if notes else []))
 
 
 def remarks(records, row):
@@ -254,9 +255,27 @@ def without_curves(records):
     """What is kept beside the page: every run with its figures, without the distributions and time lines."""
     kept = []
     for record in records:
-        steps = {
-            name: {key: value for key, value in step.items() if key not in ("distribution", "timeline")}
-            for name, step in record["steps"].items()
-        }
+        steps = {}
+        for name, step in record["steps"].items():
+            steps[name] = {key: value for key, value in step.items() if key not in ("distribution", "timeline")}
+            asked = step.get("settings") or {}
+            # Where it lay on this machine, and under which number it ran, is nobody's business.
+            steps[name]["settings"] = {key: value for key, value in asked.items() if key.strip("-") not in LOCAL}
         kept.append(record | {"steps": steps})
     return kept
+
+
+LOCAL = ("bootstrap", "broker_pid", "data_dir", "floor_dir", "json", "broker-pid", "data-dir", "floor-dir")
+
+
+def wrapped(text, columns=118):
+    """A paragraph, a list's point or a shell's command, as wide as the house's pages are."""
+    command = text.startswith("camus ")
+    lines = textwrap.wrap(
+        text,
+        columns - 2 if command else columns,
+        subsequent_indent="    " if command else "  " if text.startswith("- ") else "",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return (" \\\n" if command else "\n").join(lines)
