@@ -56,11 +56,11 @@ def judge(medians, row, bar):
     factor = bar.at_most if bar.at_most is not None else bar.at_least
     limit = factor
     if bar.system:
-        theirs = [medians.of(name, bar.system, bar.figure) for name in bar.rows or (row.name,)]
-        theirs = [t.median for t in theirs if t]
-        if not theirs:
+        theirs = {name: medians.of(name, bar.system, bar.figure) for name in bar.rows or (row.name,)}
+        theirs = {name: found.median for name, found in theirs.items() if found}
+        if not theirs or (bar.rows and set(theirs) == {row.name}):
             return Verdict(None, f"nothing to compare with ({bar.system})")
-        limit = factor * min(theirs)
+        limit = factor * min(theirs.values())
     held = mine.median <= limit if bar.at_most is not None else mine.median >= limit
     mine = mine.median
     shown = f"{number(mine)}, limit {number(limit)}"

@@ -265,6 +265,9 @@ class Verdicts(unittest.TestCase):
             bar = next(bar for bar in row.bars if "each other" in bar.text)
             results[name] = tables.judge(medians, row, bar).held
         self.assertEqual(results, {"open_1": True, "open_256": False})
+        alone = tables.Medians(records[:1])
+        bar = next(bar for bar in rows.BY_NAME["open_1"].bars if "each other" in bar.text)
+        self.assertIsNone(tables.judge(alone, rows.BY_NAME["open_1"], bar).held)
 
     def test_numbers_have_three_digits(self):
         """Lost if it fails: 0.13 ms reads as 0, or a rate as 1234.5678."""
