@@ -199,7 +199,9 @@ def page(records, rows, systems, about, plots):
     """What stands between the markers."""
     medians = Medians(records)
     about = about | {"load": load_line(records)}
+    warning = ["**A smoke test (`--quick`): these are no figures.**"] if about.get("quick") else []
     parts = [
+        *warning,
         "## Conditions",
         conditions(about),
         "## The bars",
