@@ -3,7 +3,7 @@
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings, Sources};
 use crate::shutdown::Shutdown;
-use crate::{compatibility, cores, doctor, out, process, serve, topic, wal, waltest};
+use crate::{bench, compatibility, cores, doctor, out, process, serve, topic, wal, waltest};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,6 +35,11 @@ pub enum Command {
         data_dir: PathBuf,
         #[command(subcommand)]
         command: WalCommand,
+    },
+    /// Measure how fast a Kafka-compatible broker answers, at what cost, and whether it flushes.
+    Bench {
+        #[command(subcommand)]
+        command: Box<bench::BenchCommand>,
     },
     /// Say whether this disk and this host are fit for a broker; changes nothing.
     ///
@@ -172,6 +177,7 @@ pub fn run(cli: Cli) -> Result<u8, UserError> {
             WalCommand::Dump => wal::dump(&data_dir),
             WalCommand::Verify => wal::verify(&data_dir),
         },
+        Command::Bench { command } => bench::run(*command),
         Command::Doctor(args) => {
             let settings = Settings::resolve(&sources(&args.serve, std::env::vars_os())?)?;
             return doctor::run(&settings, args.seconds, args.json);

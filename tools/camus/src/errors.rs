@@ -163,6 +163,30 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
 "Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
+    BENCH_TOPIC = "CAM-0601", REFUSED, "the topic of a bench run is not as it should be",
+"`camus bench` makes its topic, and takes one that is there if it has as many partitions as --partitions says. It does
+not change or delete a topic that it did not make: name another one with --topic, delete it yourself, or ask for as
+many partitions as it has. The same is said if not every partition got a leader in time.";
+    BENCH_AUTHENTICATION = "CAM-0602", UNREACHABLE, "the broker wants its clients to authenticate",
+"The listener closes the connection on what is asked before a SASL handshake. `camus bench` speaks to plain listeners
+only, as `camus topic` does.";
+    BENCH_LOST = "CAM-0603", UNREACHABLE, "the run was cut short",
+"A connection broke, or a request was not answered within --timeout-s. What was measured until then is not printed:
+a run that did not last is not comparable with one that did.";
+    BENCH_RECORD = "CAM-0604", REFUSED, "the broker does not take batches this large",
+"A batch of --batch-bytes (and some bytes for each record) is larger than the topic's max.message.bytes, which is
+about 1 MiB where nothing else was said.";
+    BENCH_OBSERVED = "CAM-0605", USAGE, "what was to be watched is not there",
+"--broker-pid names a running process of this host, --data-dir and --floor-dir directories of this host.";
+    BENCH_FLAGS = "CAM-0606", USAGE, "these flags do not go together",
+"Each flag is allowed alone, but not with the mode or with another flag. `camus bench --help` says which belong
+together.";
+    BENCH_FILE = "CAM-0607", USAGE, "a file of bench can not be read or written",
+"--json and --svg take a file in a directory that is there; `camus bench plot` reads what --json has written.";
+    BENCH_NOTHING = "CAM-0608", REFUSED, "nothing was acknowledged",
+"Not one request of the measured time was answered with success. The broker's own names of the errors are given.";
+    BENCH_SPREAD = "CAM-0609", USAGE, "the topic is led by more than one broker",
+"`camus bench` measures one broker: all its connections go to the address of --bootstrap.";
 }
 
 /// An error for the person at the terminal.
@@ -584,6 +608,110 @@ pub fn broker_answer(addr: &str, why: &str) -> UserError {
     )
 }
 
+// ---- bench ----
+
+const NOT_MEASURED: &str = "nothing was measured";
+
+pub fn bench_topic(topic: &str, addr: &str, has: usize, asked: i32) -> UserError {
+    UserError::new(
+        BENCH_TOPIC,
+        format!("topic '{topic}' is there and has another number of partitions"),
+        addr,
+        format!("it has {has}, and --partitions asks for {asked}"),
+        "nothing was measured and the topic was left as it is",
+        format!("camus bench ... --partitions {has}   (or --topic another)"),
+    )
+}
+
+pub fn bench_leaders(topic: &str, addr: &str, led: usize, all: usize, seconds: u64) -> UserError {
+    UserError::new(
+        BENCH_TOPIC,
+        format!("topic '{topic}' was not ready within {seconds} s"),
+        addr,
+        format!("{led} of {all} partitions have a leader"),
+        "nothing was measured; the topic is left as it is",
+        format!("camus topic describe {topic} --bootstrap {addr}"),
+    )
+}
+
+pub fn bench_authentication(addr: &str) -> UserError {
+    UserError::new(
+        BENCH_AUTHENTICATION,
+        "the broker wants its clients to authenticate",
+        addr,
+        "it said what it offers and closed the connection on the first request",
+        NOT_MEASURED,
+        "camus bench ... --bootstrap HOST:PORT   (of a listener without SASL)",
+    )
+}
+
+pub fn bench_interrupted() -> UserError {
+    UserError { run: "camus bench ... --duration-s 3   (shorter)".to_owned(), ..interrupted() }
+}
+
+pub fn bench_lost(addr: &str, why: &str) -> UserError {
+    UserError::new(
+        BENCH_LOST,
+        "the run was cut short",
+        addr,
+        why,
+        "ended; the topic may still be there",
+        format!("camus topic list --bootstrap {addr}   (does it still answer?)"),
+    )
+}
+
+pub fn bench_record(addr: &str, name: &str, bytes: usize) -> UserError {
+    UserError::new(
+        BENCH_RECORD,
+        "the broker does not take batches this large",
+        addr,
+        format!("it answered {name} to a request of about {}", crate::out::bytes(bytes as u64)),
+        "ended at the first of them",
+        "camus bench ... --batch-bytes N   (or raise the topic's max.message.bytes)",
+    )
+}
+
+pub fn bench_observed(place: &str, why: &str, run: &str) -> UserError {
+    UserError::new(BENCH_OBSERVED, "what was to be watched is not there", place, why, NOT_MEASURED, run)
+}
+
+pub fn bench_flags(what: &str, why: &str) -> UserError {
+    UserError::new(BENCH_FLAGS, what, "command line", why, NOT_MEASURED, "camus bench --help")
+}
+
+pub fn bench_file(path: &Path, why: &str) -> UserError {
+    UserError::new(
+        BENCH_FILE,
+        "a file of bench can not be read or written",
+        path.display().to_string(),
+        why,
+        "nothing was written there",
+        format!("ls -l {}", path.display()),
+    )
+}
+
+pub fn bench_nothing(addr: &str, counted: &str) -> UserError {
+    UserError::new(
+        BENCH_NOTHING,
+        "nothing was acknowledged",
+        addr,
+        counted,
+        "the run went on to its end",
+        format!("camus topic list --bootstrap {addr}"),
+    )
+}
+
+pub fn bench_spread(topic: &str, addr: &str) -> UserError {
+    UserError::new(
+        BENCH_SPREAD,
+        format!("topic '{topic}' is led by more than one broker"),
+        addr,
+        "one broker is measured, the one of --bootstrap, and it would refuse what others lead",
+        NOT_MEASURED,
+        "camus bench ... --bootstrap HOST:PORT   (of a cluster of one)",
+    )
+}
+
 pub fn unknown_code(code: &str) -> UserError {
     let nearest = CODES.iter().map(|c| c.code).min_by_key(|c| strsim::damerau_levenshtein(c, &code.to_uppercase()));
     UserError::new(
@@ -661,6 +789,16 @@ mod tests {
             ),
             broker_answer("127.0.0.1:9092", "the answer to Metadata v12 ends early"),
             unknown_code("CAM-9999"),
+            bench_topic("camus-bench", "127.0.0.1:9092", 3, 1),
+            bench_leaders("camus-bench", "127.0.0.1:9092", 17, 10_000, 120),
+            bench_authentication("127.0.0.1:9092"),
+            bench_lost("127.0.0.1:9092", "it closed a connection"),
+            bench_record("127.0.0.1:9092", "MESSAGE_TOO_LARGE", 2 << 20),
+            bench_observed("process 4711", "No such file or directory (os error 2)", "pgrep -a camus   (or jps)"),
+            bench_flags("--codec lz4 does not go with e2e", "the send time is in the record"),
+            bench_file(Path::new("run.json"), "No such file or directory (os error 2)"),
+            bench_nothing("127.0.0.1:9092", "NOT_LEADER_OR_FOLLOWER 17 times"),
+            bench_spread("camus-bench", "127.0.0.1:9092"),
         ];
         let text: Vec<String> = errors.iter().map(|e| format!("{e}\n  (exit status {})\n", e.status)).collect();
         assert_golden("errors.txt", &text.join("\n"));
