@@ -24,8 +24,10 @@ pub const WAL_RECORD_BYTES_MAX: usize = 16 * 1024 * 1024;
 pub const WAL_SEGMENT_BYTES: u64 = 64 * 1024 * 1024;
 /// The smallest segment: it must hold the largest record with its headers.
 pub const WAL_SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
-/// Segments that wait for use, pre-written. Surplus files are deleted.
+/// Segments that are pre-written ahead of their use.
 pub const WAL_SPARE_SEGMENTS_MAX: usize = 2;
+/// Released segments that are kept to be used again: one of so many that the disk limit allows. The rest is removed.
+pub const WAL_SPARES_KEPT_DIVISOR: usize = 2;
 /// Segments over the disk limit that a log at its limit may take for what frees space and for a start's elections.
 pub const WAL_SEGMENTS_OVER_LIMIT_MAX: usize = 2;
 /// Rest after which a group without records says that the last ones are on the media (docs/adr/0002), ms.

@@ -41,6 +41,31 @@ fn a_record_on_a_free_device_is_submitted_at_the_end_of_its_turn() {
     assert_eq!(groups_in_flight(&host).len(), 1, "an empty turn writes nothing");
 }
 
+/// Lost if it fails: half of the device's bandwidth, to zeros, whenever a log that has shrunk grows again.
+#[test]
+fn released_segments_are_kept_and_used_again_before_new_ones_are_made() {
+    let mut host = Host::new(WalConfig { spares_max: 5, ..config(64 * 1024, 12) });
+    host.settle();
+    let fill = |host: &mut Host, segments: u32| {
+        let from = host.wal.segment_now();
+        while host.wal.segment_now().0 < from.0 + segments {
+            host.append_durable(&[5; 20_000]);
+        }
+    };
+    fill(&mut host, 8);
+    let made = host.volume.files.len();
+    host.release(host.wal.segment_now());
+    host.settle();
+    fill(&mut host, 1);
+    host.tick(10_000);
+    host.settle();
+    let kept: std::collections::BTreeSet<_> = host.volume.files.keys().copied().collect();
+    assert_eq!(kept.len(), 2 + 5, "the one before, which just ended, the one being written, and the spares, of {made}");
+    fill(&mut host, 5);
+    let new: Vec<_> = host.volume.files.keys().filter(|file| !kept.contains(file)).collect();
+    assert!(new.len() <= 2, "only what is made ahead is new: {new:?}");
+}
+
 /// Lost if it fails: group commit; each record would cost a write of its own under load.
 #[test]
 fn while_the_device_is_busy_the_next_group_fills() {

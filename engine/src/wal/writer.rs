@@ -41,6 +41,9 @@ pub struct WalConfig {
     /// All files together: the limit of the disk space. At least 3. What is appended as reserved may take
     /// [`WAL_SEGMENTS_OVER_LIMIT_MAX`] more.
     pub segments_max: usize,
+    /// Released segments that are kept to be used again, and so not written with zeros anew: at least
+    /// [`WAL_SPARE_SEGMENTS_MAX`], which is what is made ahead. The rest is removed.
+    pub spares_max: usize,
     /// Of the tail cache.
     pub cache_bytes: usize,
     /// What the open group holds at least, for each group in flight, before it is written beside them. 0: anything.
@@ -277,6 +280,7 @@ impl Wal {
         assert!(config.segment_bytes.is_multiple_of(BLOCK_BYTES as u64), "segments are whole blocks");
         assert!(config.segment_bytes >= 4 * BLOCK_BYTES as u64, "a segment holds its header and groups");
         assert!(config.segment_bytes <= u64::from(u32::MAX), "a place in a segment is 32 bits");
+        assert!(config.spares_max >= WAL_SPARE_SEGMENTS_MAX, "{} spares", config.spares_max);
         assert!(config.segments_max >= 3, "one segment to write, one to go on with, one in reserve");
         assert!(pool.budget_bytes() >= POOL_BYTES_MIN, "a WAL needs {POOL_BYTES_MIN} bytes of buffers");
         let (cache_bytes, owner) =
@@ -841,7 +845,7 @@ impl Wal {
     /// Has a spare made, if one is wanted and there is space. `now`: a failed one is tried again when it is time.
     fn prepare(&mut self, now: Option<Mono>, out: &mut Vec<WalOut>) {
         let usable = |(_, _, bytes): &(SegmentSeq, FileId, u64)| *bytes == self.config.segment_bytes;
-        while self.spares.len() < WAL_SPARE_SEGMENTS_MAX
+        while self.spares.len() < self.config.spares_max
             && let Some(i) = self.surplus.iter().position(usable)
         {
             let (_, file, _) = self.surplus.remove(i).expect("found at this place");
@@ -1052,7 +1056,7 @@ impl Wal {
     }
 
     fn free(&mut self, file: FileId, bytes: u64) {
-        if bytes == self.config.segment_bytes && self.spares.len() < WAL_SPARE_SEGMENTS_MAX {
+        if bytes == self.config.segment_bytes && self.spares.len() < self.config.spares_max {
             self.spares.push_back(file);
             // a disk that was full some time ago may have room by now: it is asked when a segment is wanted
             self.no_space &= self.spares.len() < WAL_SPARE_SEGMENTS_MAX;

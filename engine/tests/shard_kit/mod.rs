@@ -5,7 +5,7 @@ use bytes::Bytes;
 use camus_engine::io::DiskOp;
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::{Crash, SimDisk};
-use camus_engine::limits::WAL_CHUNK_BYTES;
+use camus_engine::limits::{WAL_CHUNK_BYTES, WAL_SPARE_SEGMENTS_MAX};
 use camus_engine::rt::sim::{SimCoreId, World};
 use camus_engine::rt::{Driver, Event, Rt, Turn};
 use camus_engine::shard::api::{
@@ -244,6 +244,7 @@ impl Bench {
                 core: CORE,
                 segment_bytes: shape.segment_bytes,
                 segments_max: shape.segments_max,
+                spares_max: WAL_SPARE_SEGMENTS_MAX,
                 cache_bytes: shape.cache_bytes,
                 beside_bytes: 0, // many groups in flight: the hard case
             },

@@ -142,6 +142,7 @@ pub fn config(segment_bytes: u64, segments_max: usize) -> WalConfig {
         core: CoreId(3),
         segment_bytes,
         segments_max,
+        spares_max: 2,
         cache_bytes: 256 * 1024,
         // Small groups in flight together are the hard case of a recovery.
         beside_bytes: 0,

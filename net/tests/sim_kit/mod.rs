@@ -6,7 +6,7 @@ pub mod wire;
 
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::Crash;
-use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES};
+use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES, WAL_SPARE_SEGMENTS_MAX};
 use camus_engine::rt::Driver;
 use camus_engine::rt::mesh::mesh;
 use camus_engine::rt::sim::{SimCoreId, World};
@@ -146,6 +146,7 @@ impl SimBroker {
                     core,
                     segment_bytes: shape.segment_bytes,
                     segments_max: shape.segments_max,
+                    spares_max: WAL_SPARE_SEGMENTS_MAX,
                     cache_bytes: wal_bytes_max / 2,
                     beside_bytes: WAL_GROUP_BESIDE_BYTES,
                 },

@@ -278,6 +278,7 @@ impl Make {
                 core,
                 segment_bytes: self.segment_bytes,
                 segments_max: self.segments_max,
+                spares_max: (self.segments_max / limits::WAL_SPARES_KEPT_DIVISOR).max(limits::WAL_SPARE_SEGMENTS_MAX),
                 cache_bytes: self.wal_bytes / 2,
                 beside_bytes: limits::WAL_GROUP_BESIDE_BYTES,
             },

@@ -1,4 +1,5 @@
-//! What is asked of the broker before and after a run, one request at a time: versions, the topic, producer ids, offsets.
+//! What is asked of the broker before and after a run, one request at a time: versions, the topic, producer ids,
+//! offsets.
 
 use super::Progress;
 use crate::client::{Client, REQUEST_TIMEOUT_MS};
