@@ -138,7 +138,8 @@ def one(options, row, system, repetition, attempt):
                 actions.run(context, broker, row)
             else:
                 for step in row.steps:
-                    context.bench(broker, step)
+                    context.bench(broker, step, floor=step.floor)
+                    time.sleep(step.rest_s if options.pause_s else 0)
             busy = watch.end()
     except (BenchFailed, brokers.DidNotStart, wire.Broken, OSError, subprocess.TimeoutExpired, ValueError) as error:
         record["failed"] = f"{type(error).__name__}: {error}".replace(str(options.directory), "DIR")
