@@ -1,6 +1,7 @@
 //! The loop that drives all connections: one thread, one epoll, no allocation per request.
 //!
-//! Before a request that is due soon it waits with a timer that is precise (`epoll_pwait2` without the kernel's slack)
+//! Before a request that is due soon it waits with a timer that is precise (`epoll_pwait2` without the kernel's slack;
+//! rustix uses it with the feature `linux_5_11` only, else it rounds up to whole milliseconds)
 //! until shortly before, then looks at the sockets without waiting: as long as the timer was late before, at most
 //! [`SPIN_NS_MAX`] a request, and not at all when requests come so often that this would take a core.
 
