@@ -107,8 +107,8 @@ pub struct Answer {
 
 /// A connection that produces. A ring of slots: `answered <= written <= asked <= answered + slots`.
 ///
-/// A broker answers in the order of the requests (Kafka's protocol guide, "Network"), so the oldest slot is the one
-/// that is answered next.
+/// A broker answers in the order of the requests (Kafka's protocol guide, "Network"): the oldest slot is the one to be
+/// answered next.
 #[derive(Debug)]
 pub struct Producer {
     pub stream: TcpStream,

@@ -1,8 +1,9 @@
 //! The loop that drives all connections: one thread, one epoll, no allocation per request.
 //!
-//! Before a request that is due soon it waits with a timer that is precise (`epoll_pwait2` without the kernel's slack)
-//! until shortly before, then looks at the sockets without waiting: at most [`SPIN_NS`] a request, and not at all when
-//! requests come so often that this would take a core.
+//! Before a request that is due soon it waits with a timer that is precise (`epoll_pwait2` without the kernel's slack;
+//! rustix uses it with the feature `linux_5_11` only, else it rounds up to whole milliseconds)
+//! until shortly before, then looks at the sockets without waiting: as long as the timer was late before, at most
+//! [`SPIN_NS_MAX`] a request, and not at all when requests come so often that this would take a core.
 
 use super::conn::{Fault, Producer};
 use super::encode::Template;
@@ -22,10 +23,11 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Looked at without waiting before a request is due.
-const SPIN_NS: u64 = 50_000;
+/// Looked at without waiting before a request is due, at most and at least.
+const SPIN_NS_MAX: u64 = 50_000;
+const SPIN_NS_MIN: u64 = 2_000;
 /// Requests closer together than this are never waited for by looking: it would take more than a quarter of a core.
-const SPIN_INTERVAL_NS_MIN: u64 = 4 * SPIN_NS;
+const SPIN_INTERVAL_NS_MIN: u64 = 4 * SPIN_NS_MAX;
 /// Time-outs and progress are looked at this often.
 const TICK_NS: u64 = 200_000_000;
 const EVENTS_MAX: usize = 256;
@@ -96,6 +98,8 @@ impl Drive<'_> {
         let window = self.recorder.window;
         let mut tick = self.clock.now_ns() + TICK_NS;
         let (mut begun, mut ended) = (false, false);
+        // How late a timer wakes this thread, as a mean that forgets.
+        let mut woken_late_ns = SPIN_NS_MAX;
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS_MAX];
         for i in 0..self.producers.len() {
             self.send(i)?;
@@ -132,12 +136,17 @@ impl Drive<'_> {
             }
             let next = if begun { window.end_ns } else { window.from_ns };
             let until = tick.min(if ended { tick } else { next });
-            let timeout = self.timeout(until);
+            let timeout = self.timeout(until, woken_late_ns);
+            let wake = self.clock.now_ns() + ns_of(&timeout);
             let ready = match epoll::wait(&epoll, &mut events, Some(&timeout)) {
                 Ok((ready, _)) => ready,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(e) => return Err(errors::bench_lost(self.addr, &format!("epoll: {e}"))),
             };
+            if ready.is_empty() && ns_of(&timeout) > 0 {
+                let late = self.clock.now_ns().saturating_sub(wake).min(SPIN_NS_MAX);
+                woken_late_ns = (7 * woken_late_ns + late) / 8;
+            }
             for event in ready {
                 let (i, flags) = (event.data.u64() as usize, event.flags);
                 self.event(i, flags, renew, &epoll)?;
@@ -175,14 +184,21 @@ impl Drive<'_> {
     }
 
     /// How long to wait: until something is due, or until a moment before it if the rest is to be looked at.
-    fn timeout(&self, until: u64) -> Timespec {
+    fn timeout(&self, until: u64, woken_late_ns: u64) -> Timespec {
         let now = self.clock.now_ns();
         let mut wait = until.saturating_sub(now);
         if let Some((schedule, shares)) = &self.schedule {
             let able = shares.iter().zip(&self.producers).filter(|(_, p)| p.may_ask());
-            if let Some(due) = able.map(|(share, _)| share.due_ns(schedule)).min() {
+            // What is due after the end, or can not be sent any more, is not waited for.
+            let end = self.recorder.window.end_ns;
+            let open = now <= end.saturating_add(self.timeout_ns);
+            let due = able.map(|(share, _)| share.due_ns(schedule)).filter(|due| open && *due < end).min();
+            if let Some(due) = due {
                 let due_in = due.saturating_sub(now);
-                let spin = if schedule.interval_ns() >= SPIN_INTERVAL_NS_MIN { SPIN_NS } else { 0 };
+                let spin = match schedule.interval_ns() >= SPIN_INTERVAL_NS_MIN {
+                    true => (2 * woken_late_ns).clamp(SPIN_NS_MIN, SPIN_NS_MAX),
+                    false => 0,
+                };
                 wait = wait.min(due_in.saturating_sub(spin));
             }
         }
@@ -379,6 +395,10 @@ impl Drive<'_> {
             last.map_or(String::new(), |s| format!("   {}/s  p50 {:.0} us  p99 {:.0} us", s.requests, s.p50, s.p99));
         progress.say(&format!("{state}{rate}"));
     }
+}
+
+fn ns_of(time: &Timespec) -> u64 {
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// When the batch was to be sent, if it is of this run.

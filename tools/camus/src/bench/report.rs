@@ -10,8 +10,8 @@ use crate::waltest::Floor;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Whatever is in flight: with fewer flushes (or writes) than this for each acknowledged request, the other side
-/// answers without them.
+/// Whatever is in flight: with fewer flushes (or writes) than this for each acknowledged request, the broker answers
+/// without them.
 const FLUSHES_MIN: f64 = 0.001;
 /// Of the flushes that there must be at least. What is acknowledged at the edges of the measured time may differ.
 const FLUSHES_SURE: f64 = 0.9;

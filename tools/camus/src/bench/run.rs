@@ -108,7 +108,8 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
         let counted = if counted.is_empty() { "no request was measured".to_owned() } else { counted.join(", ") };
         return Err(errors::bench_nothing(&args.bootstrap, &counted));
     }
-    let report = Report::of(args, &measured, watched.device.as_ref(), started)
+    let held = BenchArgs { partitions: cluster.partitions, ..args.clone() };
+    let report = Report::of(&held, &measured, watched.device.as_ref(), started)
         .with_host(load_before, load_after)
         .with_floor(before, after)
         .with_flush_messages(flush_messages);
