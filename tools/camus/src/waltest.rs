@@ -49,7 +49,6 @@ pub struct Floor {
 ///
 /// # Errors
 /// Where the directory, its file system or its disk do not let it: each in its own words.
-#[allow(dead_code, reason = "`camus bench` holds its figures against it")]
 pub fn floor(dir: &Path, seconds: f64) -> Result<Floor, UserError> {
     let stop = AtomicBool::new(false);
     let meter = Meter::open(dir, FILE_BYTES, &stop)?;
