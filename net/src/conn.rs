@@ -273,6 +273,11 @@ impl Conn {
         self.request_bytes + self.cutter.held_bytes()
     }
 
+    /// Part of a request is there, and not all of it.
+    pub fn is_receiving_part(&self) -> bool {
+        self.cutter.held_bytes() > 0
+    }
+
     /// Answers that are not sent.
     pub fn answers_bytes(&self) -> usize {
         self.output_bytes

@@ -123,8 +123,6 @@ struct Client {
     /// Bytes with the kernel, and since when.
     sent_bytes: usize,
     sent_at: Mono,
-    /// When bytes last came.
-    heard_at: Mono,
     /// What `requests_bytes` and `answers_bytes` hold for this connection.
     accounted: (usize, usize),
 }
@@ -201,6 +199,11 @@ pub struct Node {
     kept_bytes: usize,
     /// Over budget one connection goes on, so that there is an end to it: its slot.
     owner: Option<u32>,
+    /// Since when what it brings is counted, and how much that is.
+    owner_since: Option<Mono>,
+    owner_brought: usize,
+    /// The budget was spent when the last turn ended.
+    was_full: bool,
     next_idle_check: Mono,
     stop_by: Option<Mono>,
     drained: bool,
@@ -248,6 +251,9 @@ impl Node {
             reads_bytes: 0,
             kept_bytes: 0,
             owner: None,
+            owner_since: None,
+            owner_brought: 0,
+            was_full: false,
             next_idle_check: Mono(0),
             stop_by: None,
             drained: false,
@@ -290,9 +296,15 @@ impl Node {
         self.outbox.iter().any(|o| o.len() > limits::OUTBOX_MAX)
     }
 
-    /// Requests have half of the clients' budget. Above it only one connection goes on.
+    /// Requests have half of the clients' budget. Above three quarters of it only one of the connections that hold much
+    /// goes on.
     fn is_over_budget(&self) -> bool {
-        self.requests_bytes > self.broker.clients_bytes_max / 2
+        self.requests_bytes > self.broker.clients_bytes_max / 2 / 4 * 3
+    }
+
+    /// The whole budget of clients is spent: small ones wait as well.
+    fn is_full(&self) -> bool {
+        self.requests_bytes + self.answers_bytes + self.reads_bytes > self.broker.clients_bytes_max
     }
 
     /// Answers have the other half. Above it no fetch begins, and at twice as much nothing but produces, whose answers
@@ -321,11 +333,13 @@ impl Node {
         if self.is_congested() || self.is_held_back(slot) {
             return false;
         }
-        if !self.is_over_budget() {
+        let is_small = |c: &Client| c.conn.requests_bytes() <= limits::CONN_SMALL_BYTES;
+        if !self.is_over_budget() || (!self.is_full() && self.client(slot).is_some_and(|c| is_small(c))) {
             return true;
         }
         if self.owner.is_none() && !self.only_waits(slot) {
             self.owner = Some(slot);
+            self.owner_since = None;
         }
         self.owner == Some(slot)
     }
@@ -733,7 +747,6 @@ impl Node {
             running: Vec::new(),
             sent_bytes: 0,
             sent_at: now,
-            heard_at: now,
             accounted: (0, 0),
         });
         let counters = &self.stats.counters;
@@ -966,6 +979,24 @@ impl Node {
         }
     }
 
+    /// The connection that has the turn, and brings a request so slowly that the others would wait for ever, is closed.
+    fn close_slow(&mut self, rt: &mut dyn Rt) {
+        let Some(slot) = self.owner.filter(|_| self.is_over_budget()) else { return };
+        let now = rt.now();
+        let since = *self.owner_since.get_or_insert_with(|| {
+            self.owner_brought = 0;
+            now
+        });
+        if now.since(since) < limits::TURN_LOOK_EVERY {
+            return;
+        }
+        self.owner_since = None;
+        let is_slow = |c: &Client| !c.closing && c.running.is_empty() && c.conn.is_receiving_part();
+        if self.owner_brought < limits::TURN_BYTES_MIN && self.client(slot).is_some_and(|c| is_slow(c)) {
+            self.close(rt, slot, "its request comes slowly, and there is no memory for those of others");
+        }
+    }
+
     /// Fetches that wait for records hold what they ask for. When that alone takes the room of answers, those that hold
     /// most are answered with what there is.
     fn answer_early(&mut self, rt: &mut dyn Rt) {
@@ -1011,9 +1042,8 @@ impl Node {
         let is_stuck = |c: &&Client| {
             let has_the_turn = Some(c.id.slot) == self.owner;
             let long = if has_the_turn { limits::CLIENT_STUCK_SHORT } else { limits::CLIENT_STUCK };
-            let brings_nothing = has_the_turn && now.since(c.heard_at) > limits::CLIENT_STUCK;
             let holds = c.conn.memory_bytes() > 0 && !c.closing;
-            holds && c.running.is_empty() && (sends_nothing(c, long) || brings_nothing)
+            holds && c.running.is_empty() && sends_nothing(c, long)
         };
         let stuck: Vec<u32> = self.clients.iter().flatten().filter(is_stuck).map(|c| c.id.slot).collect();
         for slot in stuck {
@@ -1064,8 +1094,10 @@ impl Driver for Node {
                 if client.closing {
                     return;
                 }
-                client.heard_at = now;
                 client.conn.received(now, bytes);
+                if self.owner == Some(conn.slot) {
+                    self.owner_brought += bytes.len();
+                }
                 self.account(conn.slot);
                 self.mark(conn.slot);
             }
@@ -1116,7 +1148,9 @@ impl Driver for Node {
             self.owner = None;
         }
         let short = self.is_short_for_reads();
-        if !self.is_congested() && if over { self.owner.is_none() } else { !short } {
+        let full = self.is_full();
+        let small_may = std::mem::replace(&mut self.was_full, full) && !full;
+        if !self.is_congested() && if over { self.owner.is_none() || small_may } else { !short } {
             for slot in std::mem::take(&mut self.held) {
                 if let Some(client) = self.client(slot) {
                     client.held = false;
@@ -1147,6 +1181,7 @@ impl Driver for Node {
             self.report.has_space(has_space);
         }
         self.shed(rt);
+        self.close_slow(rt);
         self.answer_early(rt);
         self.close_idle(rt);
         self.empty_outboxes();

@@ -761,6 +761,45 @@ fn fetches_that_begin_together_share_the_room_for_answers() {
     }
 }
 
+/// Lost if it fails: the time of everybody on that core, to senders of half requests that never end, a byte at a time.
+#[test]
+fn senders_of_half_requests_do_not_hold_up_small_ones_and_are_closed_for_large_ones() {
+    for seed in seeds(0..4) {
+        let _seed = Seed(seed);
+        let shape = Shape {
+            cores: 1 + seed as usize % 2,
+            clients_bytes_max: 32 << 20,
+            segment_bytes: 2 << 20,
+            ..Shape::default()
+        };
+        let mut broker = SimBroker::new(seed, shape);
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        let mut slow: Vec<Conn> = (0..60).map(|_| Conn::open(&mut broker)).collect();
+        for sender in &mut slow {
+            broker.world.send(sender.id, &(900_000_i32).to_be_bytes());
+            broker.world.send(sender.id, &vec![0; 400_000]);
+        }
+        broker.run_ms(50);
+        let mut slowest = std::time::Duration::ZERO;
+        for value in 0..200 {
+            slow.iter().for_each(|sender| broker.world.send(sender.id, &[0]));
+            let begun = broker.world.now();
+            assert_eq!(conn.produce(&mut broker, TOPIC, 1, &batch(&[value], 1_000, (-1, -1, -1))).0, 0);
+            slowest = slowest.max(broker.world.now().since(begun));
+            broker.run_ms(20);
+        }
+        assert!(slowest < std::time::Duration::from_millis(100), "a small request waited for {slowest:?}");
+        let mut large = Conn::open(&mut broker);
+        let begun = broker.world.now();
+        assert_eq!(large.produce(&mut broker, TOPIC, 0, &batch(&[7], 900_000, (-1, -1, -1))).0, 0);
+        let took = broker.world.now().since(begun);
+        assert!(took < std::time::Duration::from_secs(40), "a large request waited for {took:?}");
+        let gone = slow.iter().filter(|sender| broker.world.closed(sender.id).is_some()).count();
+        assert!(gone > 0, "nobody was closed");
+    }
+}
+
 /// Lost if it fails: memory, to fetches of many partitions that wait as long as they like; or all other fetches.
 #[test]
 fn long_polls_that_hold_too_much_are_answered_early() {
