@@ -11,6 +11,8 @@ pub struct Budgets {
     pub clients_bytes: usize,
     /// Where each record batch lies, and who wrote it.
     pub index_bytes: usize,
+    /// Of all cores together, because they live on the first: members of groups, and what groups have committed.
+    pub groups_bytes: usize,
 }
 
 /// The least that one core can work with: two groups of the largest record, and one request of it.
@@ -30,12 +32,12 @@ impl Budgets {
         assert!(cores > 0, "a broker has a core");
         let core = memory_bytes / cores as u64;
         let part = |percent: u64| usize::try_from(core * percent / 100).expect("a budget fits the address space");
-        Budgets { wal_bytes: part(50), clients_bytes: part(40), index_bytes: part(10) }
+        Budgets { wal_bytes: part(50), clients_bytes: part(36), index_bytes: part(10), groups_bytes: part(4) * cores }
     }
 
     #[cfg(test)]
-    fn total_bytes(&self) -> usize {
-        self.wal_bytes + self.clients_bytes + self.index_bytes
+    fn total_bytes(&self, cores: usize) -> usize {
+        (self.wal_bytes + self.clients_bytes + self.index_bytes) * cores + self.groups_bytes
     }
 }
 
@@ -85,7 +87,7 @@ mod tests {
     fn budgets_of_all_cores_stay_within_the_memory_given() {
         for cores in [1, 2, 3, 7, 64] {
             let memory = PER_CORE_BYTES_MIN * cores as u64 + 4711;
-            assert!(Budgets::of_core(memory, cores).total_bytes() * cores <= memory as usize);
+            assert!(Budgets::of_core(memory, cores).total_bytes(cores) <= memory as usize);
         }
     }
 
