@@ -87,9 +87,22 @@ impl Conn {
 
     /// Takes a copy of what was received. Call it only while [`Self::wants_bytes`], with one receive buffer at most.
     pub fn received(&mut self, now: Mono, bytes: &[u8]) {
+        self.receive(now, bytes, false);
+    }
+
+    /// As [`Self::received`], when memory is short: no more is taken than came.
+    pub fn received_tight(&mut self, now: Mono, bytes: &[u8]) {
+        self.receive(now, bytes, true);
+    }
+
+    fn receive(&mut self, now: Mono, bytes: &[u8], tight: bool) {
         self.last_progress = now;
         if self.fault.is_none() && self.closing.is_none() {
-            self.cutter.push(bytes);
+            if tight {
+                self.cutter.push_tight(bytes)
+            } else {
+                self.cutter.push(bytes)
+            }
             self.cut(now);
         }
     }

@@ -139,6 +139,8 @@ struct Running {
     /// Cores at which it may have watches.
     watched: u64,
     holds: Holds,
+    /// Of a client that is gone: its frame, which no connection counts any more.
+    frame_bytes: usize,
 }
 
 /// What a request that waits holds beside its frame, bytes. Counted from the moment in which it is asked for, so that
@@ -197,6 +199,8 @@ pub struct Node {
     reads_bytes: usize,
     /// Of that, what the continuation that ran last keeps for its request.
     kept_bytes: usize,
+    /// The frame of the request that is begun for a client that is gone.
+    gone_frame_bytes: usize,
     /// Over budget one connection goes on, so that there is an end to it: its slot.
     owner: Option<u32>,
     /// Since when what it brings is counted, and how much that is.
@@ -250,6 +254,7 @@ impl Node {
             answers_bytes: 0,
             reads_bytes: 0,
             kept_bytes: 0,
+            gone_frame_bytes: 0,
             owner: None,
             owner_since: None,
             owner_brought: 0,
@@ -423,6 +428,7 @@ impl Node {
     fn take(&mut self, key: usize) -> Running {
         let running = self.requests.remove(key);
         self.reads_bytes -= running.holds.bytes();
+        self.requests_bytes -= running.frame_bytes;
         running
     }
 
@@ -651,7 +657,9 @@ impl Node {
             moved,
             watched,
             holds: Holds::default(),
+            frame_bytes: if slot == GONE { self.gone_frame_bytes } else { 0 },
         });
+        self.requests_bytes += self.requests[key].frame_bytes;
         if old != NEW {
             // nothing was put in between: the slab gives the key back that was freed last
             assert_eq!(key as u64, old & 0xffff_ffff, "a request keeps its name while it lives");
@@ -767,6 +775,7 @@ impl Node {
             && let Some(request) = client.conn.begin_unanswered(rt.now())
         {
             Counters::add(&self.stats.counters.requests_total, 1);
+            self.gone_frame_bytes = request.body.len();
             let outcome = self.with_ctx(rt, |ctx| table::handle(ctx, &request));
             self.follow(rt, GONE, RequestNo(0), NEW, false, 0, outcome);
         }
@@ -1090,11 +1099,17 @@ impl Driver for Node {
             Event::Connected { conn } => panic!("{conn:?}: this node connects to nobody"),
             Event::Received { conn, bytes } => {
                 let now = rt.now();
+                // what comes before a pause takes hold of all of them
+                let tight = self.is_over_budget() && self.owner != Some(conn.slot);
                 let Some(client) = self.client_of(conn) else { return };
                 if client.closing {
                     return;
                 }
-                client.conn.received(now, bytes);
+                if tight {
+                    client.conn.received_tight(now, bytes)
+                } else {
+                    client.conn.received(now, bytes)
+                }
                 if self.owner == Some(conn.slot) {
                     self.owner_brought += bytes.len();
                 }

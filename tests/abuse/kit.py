@@ -14,8 +14,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 READY = re.compile(r"(?m)^camus ready kafka=(\S+) http=(\S+) cluster=(\S+)\n")
-PRODUCE, FETCH, CREATE_TOPICS = 0, 1, 19
-PRODUCE_VERSION, FETCH_VERSION, CREATE_VERSION = 3, 4, 2
+PRODUCE, FETCH, CREATE_TOPICS, DELETE_RECORDS = 0, 1, 19, 21
+PRODUCE_VERSION, FETCH_VERSION, CREATE_VERSION, DELETE_VERSION = 3, 4, 2, 0
 
 
 def binary():
@@ -85,6 +85,13 @@ def fetch(topic, partition=0, offset=0, max_bytes=50 * MIB, wait_ms=0, correlati
 def create_topic(name, partitions=1):
     body = struct.pack(">i", 1) + text(name) + struct.pack(">ihii", partitions, 1, 0, 0) + struct.pack(">i?", 20_000, False)
     return frame(CREATE_TOPICS, CREATE_VERSION, 1, body)
+
+
+def delete_records(topic, partitions):
+    """All that is there of them."""
+    each = b"".join(struct.pack(">iq", partition, -1) for partition in range(partitions))
+    body = struct.pack(">i", 1) + text(topic) + struct.pack(">i", partitions) + each + struct.pack(">i", 20_000)
+    return frame(DELETE_RECORDS, DELETE_VERSION, 1, body)
 
 
 def error_of_produce(answer):
