@@ -188,7 +188,7 @@ mod tests {
         }
     }
 
-    /// A thousand clients that send large requests in one moment would take twice what they sent before they are paused.
+    /// A thousand clients that send large requests in one moment would take twice what came before they are paused.
     #[test]
     fn when_memory_is_short_nothing_is_held_but_what_has_come() {
         let mut cutter = FrameCutter::new(FRAME_BYTES_MAX);

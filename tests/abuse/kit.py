@@ -83,7 +83,8 @@ def fetch(topic, partition=0, offset=0, max_bytes=50 * MIB, wait_ms=0, correlati
 
 
 def create_topic(name, partitions=1):
-    body = struct.pack(">i", 1) + text(name) + struct.pack(">ihii", partitions, 1, 0, 0) + struct.pack(">i?", 20_000, False)
+    topic = text(name) + struct.pack(">ihii", partitions, 1, 0, 0)
+    body = struct.pack(">i", 1) + topic + struct.pack(">i?", 20_000, False)
     return frame(CREATE_TOPICS, CREATE_VERSION, 1, body)
 
 
@@ -135,7 +136,8 @@ class Broker:
     def __init__(self, directory, *args, settings=None, group=None, limit=None):
         self.dir, self.group = pathlib.Path(directory), group
         self.err, out = self.dir / "err", self.dir / "out"
-        command = [binary(), "serve", "--data-dir", self.dir / "data", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        command = [binary(), "serve", "--data-dir", self.dir / "data"]
+        command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
         command += [*args, *(word for pair in (settings or {}).items() for word in ("--set", "=".join(pair)))]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("CAMUS_")}
 
@@ -146,8 +148,9 @@ class Broker:
                 resource.setrlimit(*limit)
 
         with open(out, "wb") as o, open(self.err, "wb") as e:
+            words = [str(word) for word in command]
             self.process = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=o, stderr=e, env=clean, preexec_fn=before
+                words, stdin=subprocess.DEVNULL, stdout=o, stderr=e, env=clean, preexec_fn=before
             )
         end = time.monotonic() + 30
         while not (ready := READY.search(out.read_text())):
