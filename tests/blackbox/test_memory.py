@@ -41,7 +41,7 @@ def test_storms_leave_nothing_behind(tmp_path):
     That others are served meanwhile within 10 ms is for a quiet machine as well: `tests/abuse/run`.
     """
     words = ["--rounds", "1", "--seconds", "2", "--slack-ms", "1000"]
-    abuse("run", "resets", "garbage", "halves", *words, seconds=100)
+    abuse("run", "resets", "garbage", *words, seconds=100)
 
 
 def cpu_share(broker, seconds=4.0):
