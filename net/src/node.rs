@@ -1050,7 +1050,7 @@ impl Node {
         }
         let is_stuck = |c: &&Client| {
             let has_the_turn = Some(c.id.slot) == self.owner;
-            let long = if has_the_turn { limits::CLIENT_STUCK_SHORT } else { limits::CLIENT_STUCK };
+            let long = if has_the_turn || starved { limits::CLIENT_STUCK_SHORT } else { limits::CLIENT_STUCK };
             let holds = c.conn.memory_bytes() > 0 && !c.closing;
             holds && c.running.is_empty() && sends_nothing(c, long)
         };
