@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -20,6 +21,10 @@ PRODUCE_VERSION, FETCH_VERSION, CREATE_VERSION, DELETE_VERSION = 3, 4, 2, 0
 
 def binary():
     return os.environ.get("CAMUS_BIN") or str(ROOT / "target" / "release" / "camus")
+
+
+# Told to end, a script ends its broker as well.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
 
 
 # requests, of versions without compact fields
