@@ -212,3 +212,20 @@ fn an_index_over_its_budget_refuses_produce_until_records_are_deleted() {
     host.after(Duration::from_secs(1));
     assert_eq!(host.produced(10), Ok(Offset(appended)));
 }
+
+/// Lost if it fails: a percent of a core, and the sleep of its cores, to every broker that has nothing to do; or time,
+/// when something waits for a turn that nobody brings.
+#[test]
+fn an_idle_core_rests_and_one_on_which_something_waits_does_not() {
+    let mut host = Host::new(usize::MAX);
+    host.produced(10).expect("there is room");
+    host.after(Duration::from_secs(1));
+    let rest = |host: &Host| host.core.next_deadline().expect("it goes on").since(host.now);
+    assert!(rest(&host) >= Duration::from_millis(400), "it turns again after {:?}", rest(&host));
+    assert!(rest(&host) <= Duration::from_secs(1), "nobody sees that it lives for {:?}", rest(&host));
+    (0..=POOL_CHUNKS).for_each(|_| {
+        host.produce(LARGE);
+    });
+    assert!(host.core.waits_since().is_some());
+    assert!(rest(&host) <= Duration::from_millis(10), "what waits is looked after in {:?}", rest(&host));
+}

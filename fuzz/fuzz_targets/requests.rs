@@ -130,6 +130,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         producer_ids: &mut producer_ids,
         random: &mut random,
         fetch_room_bytes: usize::MAX,
+        kept_bytes: 0,
     };
     let request = Request {
         key: api.key,

@@ -20,6 +20,8 @@ pub const MEMBERS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// Committed offsets of all groups: a hundred groups that read every partition of the cluster would be ten times as
 /// many, and each takes about 100 bytes in memory and 30 in a snapshot.
 pub const OFFSETS_MAX: usize = 1_000_000;
+/// What a committed offset takes in memory besides its metadata, bytes, with its places in the maps.
+pub const OFFSET_BYTES_FIXED: usize = 128;
 /// Names of groups and metadata of offsets, bytes, all together.
 pub const OFFSETS_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// One command of the meta shard's log that a group asks for, bytes. Larger commits are refused whole

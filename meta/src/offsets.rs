@@ -72,6 +72,11 @@ impl Offsets {
         self.count
     }
 
+    /// What all of it takes in memory, about.
+    pub fn memory_bytes(&self) -> usize {
+        self.count * limits::OFFSET_BYTES_FIXED + self.bytes
+    }
+
     /// Puts all of it in, or nothing.
     pub(crate) fn commit(&mut self, group: &str, at_ms: i64, topics: &[TopicOffsets]) -> Result<(), Refused> {
         let known = self.groups.get(group);

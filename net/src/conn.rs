@@ -87,9 +87,22 @@ impl Conn {
 
     /// Takes a copy of what was received. Call it only while [`Self::wants_bytes`], with one receive buffer at most.
     pub fn received(&mut self, now: Mono, bytes: &[u8]) {
+        self.receive(now, bytes, false);
+    }
+
+    /// As [`Self::received`], when memory is short: no more is taken than came.
+    pub fn received_tight(&mut self, now: Mono, bytes: &[u8]) {
+        self.receive(now, bytes, true);
+    }
+
+    fn receive(&mut self, now: Mono, bytes: &[u8], tight: bool) {
         self.last_progress = now;
         if self.fault.is_none() && self.closing.is_none() {
-            self.cutter.push(bytes);
+            if tight {
+                self.cutter.push_tight(bytes)
+            } else {
+                self.cutter.push(bytes)
+            }
             self.cut(now);
         }
     }
@@ -271,6 +284,11 @@ impl Conn {
     /// Requests that are not answered, and bytes of no whole frame.
     pub fn requests_bytes(&self) -> usize {
         self.request_bytes + self.cutter.held_bytes()
+    }
+
+    /// Part of a request is there, and not all of it.
+    pub fn is_receiving_part(&self) -> bool {
+        self.cutter.held_bytes() > 0
     }
 
     /// Answers that are not sent.

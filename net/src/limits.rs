@@ -40,9 +40,17 @@ pub const ROUNDS_PER_TURN_MAX: usize = 4;
 pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// A client that is in the way and moves nothing for this long is closed when memory is short.
 pub const CLIENT_STUCK: std::time::Duration = std::time::Duration::from_secs(10);
-/// The same when answers take more than their half of the clients' budget; or when requests do, for the one that has
+/// The same when answers take more than their half of the clients' budget, or batches have no room in the log because
+/// answers hold its buffers; or when requests do, for the one that has
 /// the turn. Others wait for it.
 pub const CLIENT_STUCK_SHORT: std::time::Duration = std::time::Duration::from_secs(1);
+/// What a connection may hold of requests and still go on when larger ones wait for their turn, as long as the
+/// whole budget of clients is not spent.
+pub const CONN_SMALL_BYTES: usize = 64 * 1024;
+/// What the connection that has the turn has to bring in each [`TURN_LOOK_EVERY`] while its request is not whole. One
+/// that waited for its turn has as much in its socket; who brings less is slow by itself, and is closed: others wait.
+pub const TURN_BYTES_MIN: usize = 64 * 1024;
+pub const TURN_LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(250);
 /// While clients are over their budget, how often it is looked whether somebody is stuck.
 pub const SHED_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 /// One fetch takes at most this part of what is left for answers, so that the answers of a few that do not read leave

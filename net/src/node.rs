@@ -11,6 +11,7 @@ use crate::conn::{Conn, Finished, RequestNo};
 use crate::limits;
 use crate::meta_host::{COORDINATOR, MetaHost};
 use bytes::Bytes;
+use camus_engine::limits::BATCH_BYTES_DEFAULT;
 use camus_engine::rt::mesh::Port;
 use camus_engine::rt::{ConnId, Driver, Event, ListenerId, Rt, Turn};
 use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
@@ -122,8 +123,6 @@ struct Client {
     /// Bytes with the kernel, and since when.
     sent_bytes: usize,
     sent_at: Mono,
-    /// When bytes last came.
-    heard_at: Mono,
     /// What `requests_bytes` and `answers_bytes` hold for this connection.
     accounted: (usize, usize),
 }
@@ -139,6 +138,27 @@ struct Running {
     moved: bool,
     /// Cores at which it may have watches.
     watched: u64,
+    holds: Holds,
+    /// Of a client that is gone: its frame, which no connection counts any more.
+    frame_bytes: usize,
+}
+
+/// What a request that waits holds beside its frame, bytes. Counted from the moment in which it is asked for, so that
+/// reads that begin together do not each see the same room.
+#[derive(Clone, Copy, Default)]
+struct Holds {
+    /// What its continuation keeps.
+    kept: usize,
+    /// What the reads that it waits for may bring.
+    promised: usize,
+    /// What they have brought.
+    came: usize,
+}
+
+impl Holds {
+    fn bytes(&self) -> usize {
+        self.kept + self.promised.max(self.came)
+    }
 }
 
 enum Waits {
@@ -175,8 +195,19 @@ pub struct Node {
     requests_bytes: usize,
     /// What they hold for answers that are not sent.
     answers_bytes: usize,
+    /// What requests that wait hold beside their frames: reads under way, and what was read before them.
+    reads_bytes: usize,
+    /// Of that, what the continuation that ran last keeps for its request.
+    kept_bytes: usize,
+    /// The frame of the request that is begun for a client that is gone.
+    gone_frame_bytes: usize,
     /// Over budget one connection goes on, so that there is an end to it: its slot.
     owner: Option<u32>,
+    /// Since when what it brings is counted, and how much that is.
+    owner_since: Option<Mono>,
+    owner_brought: usize,
+    /// The budget was spent when the last turn ended.
+    was_full: bool,
     next_idle_check: Mono,
     stop_by: Option<Mono>,
     drained: bool,
@@ -221,7 +252,13 @@ impl Node {
             held: Vec::new(),
             requests_bytes: 0,
             answers_bytes: 0,
+            reads_bytes: 0,
+            kept_bytes: 0,
+            gone_frame_bytes: 0,
             owner: None,
+            owner_since: None,
+            owner_brought: 0,
+            was_full: false,
             next_idle_check: Mono(0),
             stop_by: None,
             drained: false,
@@ -264,9 +301,15 @@ impl Node {
         self.outbox.iter().any(|o| o.len() > limits::OUTBOX_MAX)
     }
 
-    /// Requests have half of the clients' budget. Above it only one connection goes on.
+    /// Requests have half of the clients' budget. Above three quarters of it only one of the connections that hold much
+    /// goes on.
     fn is_over_budget(&self) -> bool {
-        self.requests_bytes > self.broker.clients_bytes_max / 2
+        self.requests_bytes > self.broker.clients_bytes_max / 2 / 4 * 3
+    }
+
+    /// The whole budget of clients is spent: small ones wait as well.
+    fn is_full(&self) -> bool {
+        self.requests_bytes + self.answers_bytes + self.reads_bytes > self.broker.clients_bytes_max
     }
 
     /// Answers have the other half. Above it no fetch begins, and at twice as much nothing but produces, whose answers
@@ -275,12 +318,17 @@ impl Node {
         self.answers_bytes > self.broker.clients_bytes_max / 2
     }
 
+    /// What reads under way may bring counts before it is there: no fetch begins when it has no room.
+    fn is_short_for_reads(&self) -> bool {
+        self.answers_bytes + self.reads_bytes > self.broker.clients_bytes_max / 2
+    }
+
     /// The next request has to wait until others have taken their answers, or are closed because they do not.
     fn is_held_back(&self, slot: u32) -> bool {
         let client = self.clients.get(slot as usize).and_then(Option::as_ref);
         match client.and_then(|c| c.conn.next_key()) {
             None | Some(table::PRODUCE) => false,
-            Some(table::FETCH) => self.is_short_for_answers(),
+            Some(table::FETCH) => self.is_short_for_reads(),
             Some(_) => self.answers_bytes > self.broker.clients_bytes_max,
         }
     }
@@ -290,11 +338,13 @@ impl Node {
         if self.is_congested() || self.is_held_back(slot) {
             return false;
         }
-        if !self.is_over_budget() {
+        let is_small = |c: &Client| c.conn.requests_bytes() <= limits::CONN_SMALL_BYTES;
+        if !self.is_over_budget() || (!self.is_full() && self.client(slot).is_some_and(|c| is_small(c))) {
             return true;
         }
         if self.owner.is_none() && !self.only_waits(slot) {
             self.owner = Some(slot);
+            self.owner_since = None;
         }
         self.owner == Some(slot)
     }
@@ -375,6 +425,21 @@ impl Node {
         self.requests.get_mut(key).filter(|r| r.generation == generation)
     }
 
+    fn take(&mut self, key: usize) -> Running {
+        let running = self.requests.remove(key);
+        self.reads_bytes -= running.holds.bytes();
+        self.requests_bytes -= running.frame_bytes;
+        running
+    }
+
+    /// The request waits, and holds this meanwhile.
+    fn hold(&mut self, request: u64, holds: Holds) {
+        if let Some(running) = self.running(request) {
+            running.holds = holds;
+            self.reads_bytes += holds.bytes();
+        }
+    }
+
     fn answered(&mut self, rt: &mut dyn Rt, ticket: Ticket, answer: Answer) {
         let Some(running) = self.running(ticket.request) else { return };
         if matches!(answer, Answer::Moved) {
@@ -386,11 +451,16 @@ impl Node {
             return;
         }
         let Waits::Answers(answers, _) = &mut running.waits else { return };
+        let held = running.holds.bytes();
+        running.holds.came += read_bytes(&answer);
+        let more = running.holds.bytes() - held;
         let part = &mut answers[ticket.part as usize];
         assert!(part.is_none(), "{ticket:?} was answered twice");
         *part = Some(answer);
         running.missing -= 1;
-        if running.missing == 0 {
+        let is_whole = running.missing == 0;
+        self.reads_bytes += more;
+        if is_whole {
             self.go_on(rt, ticket.request);
         }
     }
@@ -415,7 +485,7 @@ impl Node {
 
     /// Everything that the request waited for is there.
     fn go_on(&mut self, rt: &mut dyn Rt, request: u64) {
-        let running = self.requests.remove((request & 0xffff_ffff) as usize);
+        let running = self.take((request & 0xffff_ffff) as usize);
         let outcome = match running.waits {
             Waits::Answers(answers, then) => {
                 let answers = answers.into_iter().map(|a| a.expect("none is missing")).collect();
@@ -435,7 +505,7 @@ impl Node {
     }
 
     fn wake(&mut self, rt: &mut dyn Rt, request: u64, woke: Woke) {
-        let running = self.requests.remove((request & 0xffff_ffff) as usize);
+        let running = self.take((request & 0xffff_ffff) as usize);
         let Waits::Sleep(until, then) = running.waits else { panic!("only a sleeping request is woken") };
         self.sleepers.remove(&(until, request));
         let outcome = self.with_ctx(rt, |ctx| then(ctx, woke));
@@ -445,8 +515,8 @@ impl Node {
     fn with_ctx(&mut self, rt: &mut dyn Rt, f: impl FnOnce(&mut Ctx<'_>) -> Outcome) -> Outcome {
         let (now, wall) = (rt.now(), rt.wall());
         let mut random = || rt.random();
-        let fetch_room_bytes =
-            (self.broker.clients_bytes_max / 2).saturating_sub(self.answers_bytes) / limits::FETCH_SHARE;
+        let taken = self.answers_bytes + self.reads_bytes;
+        let fetch_room_bytes = (self.broker.clients_bytes_max / 2).saturating_sub(taken) / limits::FETCH_SHARE;
         let mut ctx = Ctx {
             now,
             wall,
@@ -457,8 +527,11 @@ impl Node {
             producer_ids: &mut self.producer_ids,
             random: &mut random,
             fetch_room_bytes,
+            kept_bytes: 0,
         };
-        f(&mut ctx)
+        let outcome = f(&mut ctx);
+        self.kept_bytes = ctx.kept_bytes;
+        outcome
     }
 
     /// Carries out what a handler wants, until the request is over or waits.
@@ -486,8 +559,10 @@ impl Node {
                     let missing = asks.len();
                     let waits = Waits::Answers((0..missing).map(|_| None).collect(), then);
                     let request = self.park(slot, no, old, moved, watched, missing, waits);
+                    let mut holds = Holds { kept: self.kept_bytes, ..Holds::default() };
                     for (part, ask) in asks.into_iter().enumerate() {
                         let ticket = Ticket { core: self.me, request, part: part as u32 };
+                        let promised = promised_bytes(&ask);
                         let to = ask.route().expect("an unwatch is no question").core;
                         if matches!(ask, Ask::Read { watch: true, .. }) {
                             watched |= 1 << to.0;
@@ -497,10 +572,14 @@ impl Node {
                         } else {
                             self.post(to, Msg::Ask { ticket, ask });
                         }
+                        // what memory answers at once is known, and counts as it is
+                        let at_once = self.out.answers.last().filter(|(to, _)| *to == ticket);
+                        holds.promised += at_once.map_or(promised, |(_, answer)| read_bytes(answer));
                     }
                     if let Some(running) = self.running(request) {
                         running.watched = watched;
                     }
+                    self.hold(request, holds);
                     return;
                 }
                 Outcome::Meta(commands, then) if commands.is_empty() => {
@@ -540,6 +619,7 @@ impl Node {
                     }
                     let request = self.park(slot, no, old, false, watched, 0, Waits::Sleep(until, then));
                     self.sleepers.insert((until, request));
+                    self.hold(request, Holds { kept: self.kept_bytes, ..Holds::default() });
                     return;
                 }
             }
@@ -568,7 +648,18 @@ impl Node {
         waits: Waits,
     ) -> u64 {
         let generation = if old == NEW { self.next_generation() } else { (old >> 32) as u32 };
-        let key = self.requests.insert(Running { generation, slot, no, missing, waits, moved, watched });
+        let key = self.requests.insert(Running {
+            generation,
+            slot,
+            no,
+            missing,
+            waits,
+            moved,
+            watched,
+            holds: Holds::default(),
+            frame_bytes: if slot == GONE { self.gone_frame_bytes } else { 0 },
+        });
+        self.requests_bytes += self.requests[key].frame_bytes;
         if old != NEW {
             // nothing was put in between: the slab gives the key back that was freed last
             assert_eq!(key as u64, old & 0xffff_ffff, "a request keeps its name while it lives");
@@ -664,7 +755,6 @@ impl Node {
             running: Vec::new(),
             sent_bytes: 0,
             sent_at: now,
-            heard_at: now,
             accounted: (0, 0),
         });
         let counters = &self.stats.counters;
@@ -685,6 +775,7 @@ impl Node {
             && let Some(request) = client.conn.begin_unanswered(rt.now())
         {
             Counters::add(&self.stats.counters.requests_total, 1);
+            self.gone_frame_bytes = request.body.len();
             let outcome = self.with_ctx(rt, |ctx| table::handle(ctx, &request));
             self.follow(rt, GONE, RequestNo(0), NEW, false, 0, outcome);
         }
@@ -694,7 +785,7 @@ impl Node {
             self.owner = None;
         }
         for key in client.running {
-            let running = self.requests.remove(key);
+            let running = self.take(key);
             let request = (u64::from(running.generation) << 32) | key as u64;
             if let Waits::Sleep(until, _) = running.waits {
                 self.sleepers.remove(&(until, request));
@@ -897,6 +988,42 @@ impl Node {
         }
     }
 
+    /// The connection that has the turn, and brings a request so slowly that the others would wait for ever, is closed.
+    fn close_slow(&mut self, rt: &mut dyn Rt) {
+        let Some(slot) = self.owner.filter(|_| self.is_over_budget()) else { return };
+        let now = rt.now();
+        let since = *self.owner_since.get_or_insert_with(|| {
+            self.owner_brought = 0;
+            now
+        });
+        if now.since(since) < limits::TURN_LOOK_EVERY {
+            return;
+        }
+        self.owner_since = None;
+        let is_slow = |c: &Client| !c.closing && c.running.is_empty() && c.conn.is_receiving_part();
+        if self.owner_brought < limits::TURN_BYTES_MIN && self.client(slot).is_some_and(|c| is_slow(c)) {
+            self.close(rt, slot, "its request comes slowly, and there is no memory for those of others");
+        }
+    }
+
+    /// Fetches that wait for records hold what they ask for. When that alone takes the room of answers, those that hold
+    /// most are answered with what there is.
+    fn answer_early(&mut self, rt: &mut dyn Rt) {
+        let half = self.broker.clients_bytes_max / 2;
+        if self.reads_bytes <= half {
+            return;
+        }
+        let holds = |request: &u64| self.requests[(request & 0xffff_ffff) as usize].holds.bytes();
+        let mut asleep: Vec<(usize, u64)> =
+            self.sleepers.iter().map(|(_, request)| (holds(request), *request)).collect();
+        asleep.sort_unstable();
+        while self.reads_bytes > half
+            && let Some((_, request)) = asleep.pop()
+        {
+            self.wake(rt, request, Woke::Deadline);
+        }
+    }
+
     /// Clients that neither send nor take anything are closed when memory runs short: soon, and those that hold most
     /// first, when answers are over their half; the one that others wait for; and after long, all that are stuck.
     fn shed(&mut self, rt: &mut dyn Rt) {
@@ -923,15 +1050,34 @@ impl Node {
         }
         let is_stuck = |c: &&Client| {
             let has_the_turn = Some(c.id.slot) == self.owner;
-            let long = if has_the_turn { limits::CLIENT_STUCK_SHORT } else { limits::CLIENT_STUCK };
-            let brings_nothing = has_the_turn && now.since(c.heard_at) > limits::CLIENT_STUCK;
+            let long = if has_the_turn || starved { limits::CLIENT_STUCK_SHORT } else { limits::CLIENT_STUCK };
             let holds = c.conn.memory_bytes() > 0 && !c.closing;
-            holds && c.running.is_empty() && (sends_nothing(c, long) || brings_nothing)
+            holds && c.running.is_empty() && sends_nothing(c, long)
         };
         let stuck: Vec<u32> = self.clients.iter().flatten().filter(is_stuck).map(|c| c.id.slot).collect();
         for slot in stuck {
             self.close(rt, slot, "it neither sends nor takes anything, and memory is short");
         }
+    }
+}
+
+/// While the broker stops, how often a core looks whether all others have come to their end.
+const LEAVE_LOOK_EVERY: Duration = Duration::from_millis(5);
+/// What a read may bring: the bytes that it asks for, and where one batch comes at any rate, an ordinary one.
+fn promised_bytes(ask: &Ask) -> usize {
+    match ask {
+        Ask::Read { bytes_max, at_least_one, .. } => {
+            (*bytes_max as usize).max(if *at_least_one { BATCH_BYTES_DEFAULT } else { 0 })
+        }
+        _ => 0,
+    }
+}
+
+/// What a read has brought.
+fn read_bytes(answer: &Answer) -> usize {
+    match answer {
+        Answer::Read(Ok(done)) => done.batches.iter().map(Bytes::len).sum(),
+        _ => 0,
     }
 }
 
@@ -953,12 +1099,20 @@ impl Driver for Node {
             Event::Connected { conn } => panic!("{conn:?}: this node connects to nobody"),
             Event::Received { conn, bytes } => {
                 let now = rt.now();
+                // what comes before a pause takes hold of all of them
+                let tight = self.is_over_budget() && self.owner != Some(conn.slot);
                 let Some(client) = self.client_of(conn) else { return };
                 if client.closing {
                     return;
                 }
-                client.heard_at = now;
-                client.conn.received(now, bytes);
+                if tight {
+                    client.conn.received_tight(now, bytes)
+                } else {
+                    client.conn.received(now, bytes)
+                }
+                if self.owner == Some(conn.slot) {
+                    self.owner_brought += bytes.len();
+                }
                 self.account(conn.slot);
                 self.mark(conn.slot);
             }
@@ -1008,8 +1162,10 @@ impl Driver for Node {
         if !over || owner_is_done {
             self.owner = None;
         }
-        let short = self.is_short_for_answers();
-        if !self.is_congested() && if over { self.owner.is_none() } else { !short } {
+        let short = self.is_short_for_reads();
+        let full = self.is_full();
+        let small_may = std::mem::replace(&mut self.was_full, full) && !full;
+        if !self.is_congested() && if over { self.owner.is_none() || small_may } else { !short } {
             for slot in std::mem::take(&mut self.held) {
                 if let Some(client) = self.client(slot) {
                     client.held = false;
@@ -1040,22 +1196,28 @@ impl Driver for Node {
             self.report.has_space(has_space);
         }
         self.shed(rt);
+        self.close_slow(rt);
+        self.answer_early(rt);
         self.close_idle(rt);
         self.empty_outboxes();
         self.port.flush();
-        let clients_bytes = self.requests_bytes + self.answers_bytes;
+        let clients_bytes = self.requests_bytes + self.answers_bytes + self.reads_bytes;
         Counters::set(&self.stats.counters.memory_clients_bytes, clients_bytes as u64);
         if self.may_leave(rt) {
             return Turn::Stop;
         }
-        if taken == limits::MESH_PER_TURN_MAX || unfinished || !self.dirty.is_empty() {
+        // reads that ended in this turn made room: nobody else will say so
+        let freed = short && !self.is_short_for_reads() && !self.held.is_empty();
+        if taken == limits::MESH_PER_TURN_MAX || unfinished || freed || !self.dirty.is_empty() {
             return Turn::Again;
         }
         let groups = self.meta.as_ref().map(MetaHost::next_group_deadline);
         let waits = [self.core.next_deadline(), self.sleepers.first().map(|(until, _)| *until), self.stop_by, groups];
+        // what the other cores say of their end comes as a counter
+        let leaving = self.stop_by.is_some().then(|| rt.now() + LEAVE_LOOK_EVERY);
         let blocked = self.outbox.iter().any(|o| !o.is_empty()).then(|| rt.now() + Duration::from_millis(1));
-        let short = self.is_over_budget() || self.is_short_for_answers();
+        let short = self.is_over_budget() || self.is_short_for_reads();
         let shed = short.then(|| rt.now() + limits::SHED_EVERY);
-        Turn::Wait { until: waits.into_iter().flatten().chain(blocked).chain(shed).min() }
+        Turn::Wait { until: waits.into_iter().flatten().chain(leaving).chain(blocked).chain(shed).min() }
     }
 }

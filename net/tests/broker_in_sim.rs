@@ -711,6 +711,117 @@ fn answers_that_nobody_takes_hold_up_nobody_else_and_are_bounded() {
     }
 }
 
+/// Lost if it fails: memory. Fetches that begin in one moment each saw the same room, and together took many times of
+/// it.
+#[test]
+fn fetches_that_begin_together_share_the_room_for_answers() {
+    for seed in seeds(0..4) {
+        let _seed = Seed(seed);
+        let budget: u64 = 6 << 20;
+        let shape = Shape {
+            cores: 1 + seed as usize % 2,
+            clients_bytes_max: budget as usize,
+            segment_bytes: 1 << 20,
+            ..Shape::default()
+        };
+        let mut broker = SimBroker::new(seed, shape);
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        for value in 0..8 {
+            assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 500_000, (-1, -1, -1))).0, 0);
+        }
+        // nothing is in memory then: reads take their time
+        broker.stop();
+        assert!(broker.has_stopped());
+        broker.start();
+        let mut readers: Vec<Conn> = (0..60).map(|_| Conn::open(&mut broker)).collect();
+        for reader in &mut readers {
+            reader.send(&mut broker, FETCH, &fetch(TOPIC, 0, 0, 0, 55 << 20));
+            broker.world.set_reading(reader.id, false);
+        }
+        let mut most = 0;
+        for _ in 0..400 {
+            broker.run_us(50);
+            let held = broker.stats.iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).max();
+            most = most.max(held.unwrap());
+        }
+        assert!((1 << 20..budget).contains(&most), "{most} bytes are held for fetches");
+        let mut answered = 0;
+        for _ in 0..2_000 {
+            for reader in &mut readers {
+                broker.world.set_reading(reader.id, true);
+                answered += reader.answers(&mut broker).len();
+            }
+            if answered == 60 {
+                break;
+            }
+            broker.run_ms(1);
+        }
+        assert_eq!(answered, 60, "each is answered when those before it took theirs");
+    }
+}
+
+/// Lost if it fails: the time of everybody on that core, to senders of half requests that never end, a byte at a time.
+#[test]
+fn senders_of_half_requests_do_not_hold_up_small_ones_and_are_closed_for_large_ones() {
+    for seed in seeds(0..4) {
+        let _seed = Seed(seed);
+        let shape = Shape {
+            cores: 1 + seed as usize % 2,
+            clients_bytes_max: 32 << 20,
+            segment_bytes: 2 << 20,
+            ..Shape::default()
+        };
+        let mut broker = SimBroker::new(seed, shape);
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        let mut slow: Vec<Conn> = (0..60).map(|_| Conn::open(&mut broker)).collect();
+        for sender in &mut slow {
+            broker.world.send(sender.id, &(900_000_i32).to_be_bytes());
+            broker.world.send(sender.id, &vec![0; 400_000]);
+        }
+        broker.run_ms(50);
+        let mut slowest = std::time::Duration::ZERO;
+        for value in 0..200 {
+            slow.iter().for_each(|sender| broker.world.send(sender.id, &[0]));
+            let begun = broker.world.now();
+            assert_eq!(conn.produce(&mut broker, TOPIC, 1, &batch(&[value], 1_000, (-1, -1, -1))).0, 0);
+            slowest = slowest.max(broker.world.now().since(begun));
+            broker.run_ms(20);
+        }
+        assert!(slowest < std::time::Duration::from_millis(100), "a small request waited for {slowest:?}");
+        let mut large = Conn::open(&mut broker);
+        let begun = broker.world.now();
+        assert_eq!(large.produce(&mut broker, TOPIC, 0, &batch(&[7], 900_000, (-1, -1, -1))).0, 0);
+        let took = broker.world.now().since(begun);
+        assert!(took < std::time::Duration::from_secs(40), "a large request waited for {took:?}");
+        let gone = slow.iter().filter(|sender| broker.world.closed(sender.id).is_some()).count();
+        assert!(gone > 0, "nobody was closed");
+    }
+}
+
+/// Lost if it fails: memory, to fetches of many partitions that wait as long as they like; or all other fetches.
+#[test]
+fn long_polls_that_hold_too_much_are_answered_early() {
+    for seed in seeds(0..2) {
+        let _seed = Seed(seed);
+        let shape = Shape { cores: 1 + seed as usize % 2, clients_bytes_max: 100_000, ..Shape::default() };
+        let mut broker = SimBroker::new(seed, shape);
+        let mut conn = Conn::open(&mut broker);
+        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+        let mut sleepers: Vec<Conn> = (0..600).map(|_| Conn::open(&mut broker)).collect();
+        for sleeper in &mut sleepers {
+            sleeper.send(&mut broker, FETCH, &fetch(TOPIC, 1, 0, i32::MAX, 1_000));
+        }
+        for value in 0..20 {
+            assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 10, (-1, -1, -1))).0, 0);
+            assert_eq!(conn.fetch(&mut broker, TOPIC, 0, value as i64).error_code, 0);
+        }
+        let answered: usize = sleepers.iter_mut().map(|sleeper| sleeper.answers(&mut broker).len()).sum();
+        assert!((1..600).contains(&answered), "{answered} of 600 were answered early");
+    }
+}
+
 /// Lost if it fails: records of a producer that sends and closes, as those with acks=0 do. Its requests and its end
 /// may be seen in the same turn; another broker takes what it has received.
 #[test]

@@ -174,6 +174,11 @@ impl Replica {
         self.serving.is_some_and(|term| self.leads(term))
     }
 
+    /// Leads, serves, and is the only voter: its clock decides nothing.
+    pub fn leads_alone(&self) -> bool {
+        self.is_leader() && self.raw.raft.prs().iter().count() == 1
+    }
+
     /// The replica that leads as far as this one knows.
     pub fn leader(&self) -> Option<u64> {
         Some(self.raw.raft.leader_id).filter(|id| *id != 0)

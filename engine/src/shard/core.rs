@@ -24,6 +24,9 @@ use std::time::Duration;
 
 /// Raft's clock: one tick drives all replicas of the core.
 pub const TICK: Duration = Duration::from_millis(10);
+/// What it is stretched to while nothing waits and nobody's clock counts: an idle core turns this often, to be seen to
+/// live (`/livez`), and for what is done once a second.
+const IDLE_TICK: Duration = Duration::from_millis(500);
 
 /// How often segments are looked at for what can be freed, and the index is weighed.
 const RELEASE_EVERY: Duration = Duration::from_secs(1);
@@ -371,7 +374,13 @@ impl Core {
         if self.poisoned {
             return None;
         }
-        self.next_tick.into_iter().chain(self.wal.next_deadline()).min()
+        let tick = self.next_tick.map(|at| if self.may_rest() { at + IDLE_TICK } else { at });
+        tick.into_iter().chain(self.wal.next_deadline()).min()
+    }
+
+    /// No replica needs its clock, and nothing waits for a turn: a leader without followers has nobody to hear from.
+    fn may_rest(&self) -> bool {
+        self.is_quiet() && self.snapshots.is_idle() && self.shards.values().all(|s| !s.dirty && s.replica.leads_alone())
     }
 
     /// The WAL has space for an ordinary batch; false while the disk is full or the limit is reached.

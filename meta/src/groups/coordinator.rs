@@ -30,6 +30,10 @@ pub struct GroupSettings {
     pub members_max: usize,
     /// `offsets.retention.minutes`
     pub retention: Duration,
+    /// What members may take of this broker's memory, at most [`limits::MEMBERS_BYTES_MAX`].
+    pub members_bytes_max: usize,
+    /// What committed offsets may take of it before new ones are refused. Known ones go on being committed.
+    pub offsets_bytes_max: usize,
 }
 
 impl Default for GroupSettings {
@@ -41,6 +45,8 @@ impl Default for GroupSettings {
             initial_delay: Duration::from_secs(3),
             members_max: limits::GROUP_MEMBERS_MAX,
             retention: Duration::from_secs(7 * 24 * 3600),
+            members_bytes_max: limits::MEMBERS_BYTES_MAX,
+            offsets_bytes_max: usize::MAX,
         }
     }
 }

@@ -40,7 +40,7 @@ impl Coordinator {
         if join.protocols.len() > limits::MEMBER_PROTOCOLS_MAX || bytes > limits::MEMBER_BYTES_MAX {
             return Err(GroupRefusal::InvalidRequest);
         }
-        if self.members_bytes + bytes + 2 * limits::MEMBER_BYTES_FIXED > limits::MEMBERS_BYTES_MAX {
+        if self.members_bytes + bytes + 2 * limits::MEMBER_BYTES_FIXED > settings.members_bytes_max {
             return Err(GroupRefusal::Busy);
         }
         if !self.groups.contains_key(&join.group) {
@@ -415,7 +415,7 @@ impl Steps<'_> {
         }
         if group.leader == *id {
             let given: usize = sync.assignments.iter().map(|(_, assignment)| assignment.len()).sum();
-            if *self.bytes + given > limits::MEMBERS_BYTES_MAX {
+            if *self.bytes + given > self.settings.members_bytes_max {
                 return Err(GroupRefusal::Busy);
             }
         }

@@ -32,6 +32,9 @@ impl Coordinator {
         if commit_bytes(commit) > limits::GROUP_COMMAND_BYTES_MAX {
             return Err(GroupRefusal::CommitTooLarge);
         }
+        if state.offsets().memory_bytes() > self.settings.offsets_bytes_max && is_new(commit, state) {
+            return Err(GroupRefusal::CommitTooLarge);
+        }
         let outsider = commit.generation < 0;
         let Some(group) = self.groups.get_mut(&commit.group) else {
             return match () {
@@ -154,6 +157,13 @@ impl Coordinator {
 }
 
 /// Whether this has the form of the member ids that brokers give out: a name, and a random UUID.
+/// Would one of these offsets be remembered beside those that are there?
+fn is_new(commit: &Commit, state: &State) -> bool {
+    let Some(known) = state.offsets().group(&commit.group) else { return true };
+    let mut all = commit.topics.iter().flat_map(|t| t.partitions.iter().map(|p| (t.topic, p.partition)));
+    all.any(|(topic, partition)| known.get(topic, partition).is_none())
+}
+
 fn was_given_out(member: &str) -> bool {
     let tail = member.len().checked_sub(36).and_then(|at| member.get(at..));
     tail.is_some_and(|tail| Uuid::try_parse(tail).is_ok())

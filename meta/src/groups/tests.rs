@@ -440,6 +440,25 @@ fn a_full_group_takes_nobody_else_and_keeps_its_members() {
     assert_eq!(world.joined(large), Err(GroupRefusal::InvalidRequest));
 }
 
+/// Groups without end could fill the memory of the broker with offsets; those that are there must not stop for them.
+#[test]
+fn at_the_memory_budget_new_members_and_offsets_are_refused_and_known_ones_go_on() {
+    let mut world = World::new(GroupSettings { offsets_bytes_max: 100, ..settings(3000) });
+    let (leader, _, generation) = world.pair();
+    assert_eq!(world.commit(name(&leader), generation, 10), Ok(()));
+    assert!(world.state.offsets().memory_bytes() > 100);
+    assert_eq!(world.commit(name(&leader), generation, 11), Ok(()), "it is known");
+    let GroupAsk::Commit(commit) = world.commit_ask(name(""), -1, 5) else { panic!("it is a commit") };
+    let other = GroupAsk::Commit(Commit { group: "other".to_owned(), ..commit });
+    assert_eq!(world.now_answered(other), GroupAnswer::Committed(Err(GroupRefusal::CommitTooLarge)));
+    let mut world = World::new(GroupSettings { members_bytes_max: 3000, ..settings(3000) });
+    let first = world.join(name(""));
+    world.passes(ms(10_000));
+    assert!(world.joined(first).is_ok());
+    let second = world.join(name(""));
+    assert_eq!(world.joined(second), Err(GroupRefusal::Busy));
+}
+
 /// A member that was replaced would move the group's offsets over those of its successor.
 #[test]
 fn only_the_members_of_the_generation_commit() {

@@ -45,6 +45,8 @@ pub struct Ctx<'a> {
     pub random: &'a mut dyn FnMut() -> u64,
     /// What one fetch may return now, bytes, beside the settings: a part of what is left of the memory for answers.
     pub fetch_room_bytes: usize,
+    /// Said by a handler or continuation whose request goes on waiting: what it keeps in memory meanwhile, bytes.
+    pub kept_bytes: usize,
 }
 
 impl Ctx<'_> {

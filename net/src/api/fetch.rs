@@ -318,7 +318,12 @@ impl Fetch {
         let Some(last) = shares.last() else { return self.decide(ctx) };
         let rest = (last.at + 1..self.parts.len()).filter(|at| matches!(self.parts[*at].found, Found::Open(_)));
         shares.extend(rest.map(|at| Share { at, bytes_max: 0, at_least_one: false }));
-        self.round(shares, dealt)
+        self.round(ctx, shares, dealt)
+    }
+
+    /// What it keeps in memory while it waits, bytes.
+    fn kept_bytes(&self) -> usize {
+        self.bytes() + self.parts.len() * size_of::<Part>()
     }
 
     /// Deals `left` bytes out over the partitions that are `eligible`, in order, each its own limit, as long as they
@@ -340,7 +345,8 @@ impl Fetch {
     }
 
     /// Asks these partitions; the first `dealt` of them for batches, the others only where they stand.
-    fn round(mut self, shares: Vec<Share>, dealt: usize) -> Outcome {
+    fn round(mut self, ctx: &mut Ctx<'_>, shares: Vec<Share>, dealt: usize) -> Outcome {
+        ctx.kept_bytes = self.kept_bytes();
         let asks = shares.iter().map(|share| self.question(share, false)).collect();
         Outcome::Ask(
             asks,
@@ -397,7 +403,7 @@ impl Fetch {
             return self.decide(ctx);
         }
         let dealt = shares.len();
-        self.round(shares, dealt)
+        self.round(ctx, shares, dealt)
     }
 
     fn bytes(&self) -> usize {
@@ -425,11 +431,12 @@ impl Fetch {
         if total >= self.min_bytes || failed || full || self.parts.is_empty() || ctx.now >= self.deadline {
             return self.answer(ctx);
         }
-        self.watch()
+        self.watch(ctx)
     }
 
     /// Asks once more where the partitions stand, so that what moves from now on wakes the request.
-    fn watch(mut self) -> Outcome {
+    fn watch(mut self, ctx: &mut Ctx<'_>) -> Outcome {
+        ctx.kept_bytes = self.kept_bytes();
         let share = |at| Share { at, bytes_max: 0, at_least_one: false };
         let asks = (0..self.parts.len()).map(|at| self.question(&share(at), true)).collect();
         Outcome::Ask(
@@ -450,9 +457,15 @@ impl Fetch {
                         (done.batches, *bytes) = (vec![], 0);
                     }
                 }
+                ctx.kept_bytes = self.kept_bytes();
                 let wake = move |ctx: &mut Ctx<'_>, woke| match woke {
                     Woke::Deadline if empty => self.answer(ctx),
-                    Woke::Deadline | Woke::Moved => self.pass(ctx),
+                    Woke::Deadline => {
+                        // it may be early: the broker stops, or memory is short
+                        self.deadline = ctx.now;
+                        self.pass(ctx)
+                    }
+                    Woke::Moved => self.pass(ctx),
                 };
                 Outcome::Sleep(deadline, Box::new(wake))
             }),

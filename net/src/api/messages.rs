@@ -365,6 +365,7 @@ pub(super) mod testing {
                 producer_ids: &mut self.producer_ids,
                 random: &mut random,
                 fetch_room_bytes: usize::MAX,
+                kept_bytes: 0,
             })
         }
 

@@ -85,6 +85,7 @@ impl World {
             producer_ids: &mut self.producer_ids,
             random: &mut random,
             fetch_room_bytes: self.fetch_room_bytes,
+            kept_bytes: 0,
         })
     }
 

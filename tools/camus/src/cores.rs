@@ -17,6 +17,7 @@ use camus_engine::shard::core::{Core, CoreConfig, RecoverError};
 use camus_engine::stats::CoreStats;
 use camus_engine::types::{BrokerId, CoreId, Lsn, ShardId};
 use camus_engine::wal::{WalConfig, WalError};
+use camus_meta::groups::GroupSettings;
 use camus_net::api::Settings;
 use camus_net::meta_host::MetaHost;
 use camus_net::node::{Broker, Listener, Msg, Node, Report};
@@ -192,7 +193,11 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
             fetch_sessions_max: plan.fetch_sessions_max,
             fetch_bytes_max: settings.fetch_bytes_max,
             offset_metadata_bytes_max: settings.offset_metadata_bytes_max,
-            groups: settings.groups,
+            groups: GroupSettings {
+                members_bytes_max: settings.groups.members_bytes_max.min(plan.budgets.groups_bytes / 2),
+                offsets_bytes_max: plan.budgets.groups_bytes / 2,
+                ..settings.groups
+            },
             given: settings.pairs().to_vec(),
         },
         shards: Arc::new(shard_table(cores)),

@@ -42,7 +42,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the turns of the loops are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
-/// A loop that has not turned for so long is not alive: it turns every 10 ms at least.
+/// A loop that has not turned for so long is not alive: it turns every half second at least.
 const TURN_MAX: Duration = Duration::from_secs(2);
 
 /// The running port. Dropping it ends the thread.

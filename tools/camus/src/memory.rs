@@ -11,6 +11,8 @@ pub struct Budgets {
     pub clients_bytes: usize,
     /// Where each record batch lies, and who wrote it.
     pub index_bytes: usize,
+    /// Of all cores together, because they live on the first: members of groups, and what groups have committed.
+    pub groups_bytes: usize,
 }
 
 /// The least that one core can work with: two groups of the largest record, and one request of it.
@@ -30,12 +32,12 @@ impl Budgets {
         assert!(cores > 0, "a broker has a core");
         let core = memory_bytes / cores as u64;
         let part = |percent: u64| usize::try_from(core * percent / 100).expect("a budget fits the address space");
-        Budgets { wal_bytes: part(50), clients_bytes: part(40), index_bytes: part(10) }
+        Budgets { wal_bytes: part(50), clients_bytes: part(36), index_bytes: part(10), groups_bytes: part(4) * cores }
     }
 
     #[cfg(test)]
-    fn total_bytes(&self) -> usize {
-        self.wal_bytes + self.clients_bytes + self.index_bytes
+    fn total_bytes(&self, cores: usize) -> usize {
+        (self.wal_bytes + self.clients_bytes + self.index_bytes) * cores + self.groups_bytes
     }
 }
 
@@ -48,11 +50,31 @@ pub fn host_bytes() -> u64 {
             line.split_whitespace().nth(1)?.parse::<u64>().ok()
         })
         .map_or(1 << 30, |kib| kib << 10);
-    let group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
-        .iter()
-        .filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok())
-        .min();
-    group.map_or(total, |limit| limit.min(total))
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let groups = read("/proc/self/cgroup").map(|text| limit_files(&text)).unwrap_or_default();
+    groups.iter().filter_map(|path| read(path)?.trim().parse::<u64>().ok()).fold(total, u64::min)
+}
+
+/// Where limits stand that hold for a process with this `/proc/self/cgroup`: those of its own control group, and of
+/// every group that it is in, up to the root (which in a container is the container's own).
+fn limit_files(groups: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            some if some.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        let mut path = path.trim_end_matches('/');
+        loop {
+            files.push(format!("{root}{path}/{file}"));
+            let Some(parent) = path.rfind('/') else { break };
+            path = &path[..parent];
+        }
+    }
+    files
 }
 
 #[cfg(test)]
@@ -65,7 +87,7 @@ mod tests {
     fn budgets_of_all_cores_stay_within_the_memory_given() {
         for cores in [1, 2, 3, 7, 64] {
             let memory = PER_CORE_BYTES_MIN * cores as u64 + 4711;
-            assert!(Budgets::of_core(memory, cores).total_bytes() * cores <= memory as usize);
+            assert!(Budgets::of_core(memory, cores).total_bytes(cores) <= memory as usize);
         }
     }
 
@@ -83,5 +105,23 @@ mod tests {
         assert_eq!(default_bytes(2 << 30, 1), 512 << 20);
         assert_eq!(default_bytes(1 << 20, 2), 2 * PER_CORE_BYTES_MIN);
         assert_eq!(default_bytes(1 << 40, 2), 2 * PER_CORE_BYTES_DEFAULT_MAX);
+    }
+
+    /// If this fails, a broker under systemd's `MemoryMax=` takes a quarter of the host, and is killed.
+    #[test]
+    fn the_limit_of_every_control_group_above_counts() {
+        assert_eq!(
+            limit_files("0::/system.slice/camus.service\n"),
+            [
+                "/sys/fs/cgroup/system.slice/camus.service/memory.max",
+                "/sys/fs/cgroup/system.slice/memory.max",
+                "/sys/fs/cgroup/memory.max"
+            ]
+        );
+        assert_eq!(limit_files("0::/\n"), ["/sys/fs/cgroup/memory.max"]);
+        assert_eq!(
+            limit_files("9:cpu:/x\n4:memory:/a:b\n"),
+            ["/sys/fs/cgroup/memory/a:b/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
+        );
     }
 }

@@ -378,6 +378,8 @@ impl Settings {
                 initial_delay: ms("group.initial.rebalance.delay.ms"),
                 members_max: int("group.max.size") as usize,
                 retention: Duration::from_secs(60 * int("offsets.retention.minutes") as u64),
+                // what they may take of memory is known when the cores are
+                ..GroupSettings::default()
             },
             offset_metadata_bytes_max: bytes("offset.metadata.max.bytes") as usize,
             data_dir: PathBuf::from(text("camus.data.dir")),
