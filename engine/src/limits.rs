@@ -82,8 +82,8 @@ pub const RING_COMPLETIONS: u32 = 4096;
 pub const RECV_BUFFERS: u16 = 256;
 /// One of them. With more, a large request takes fewer turns; all of them together are what one turn can receive.
 pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
-/// Parts that one system call sends; the kernel allows 1,024.
-pub const SEND_PARTS_MAX: usize = 64;
+/// Parts that one operation sends: as many as the kernel allows. A fetch of small batches has one for each.
+pub const SEND_PARTS_MAX: usize = 1024;
 /// Connections that wait to be accepted, per listener.
 pub const LISTEN_BACKLOG: i32 = 1024;
 /// Clients of one core, if nothing else is said. Each needs a descriptor.

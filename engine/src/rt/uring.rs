@@ -37,6 +37,8 @@ const SETUP_TRIES: u32 = 6;
 const SETUP_PAUSE: Duration = Duration::from_millis(500);
 /// Sends that are kept for the next ones.
 const SPARE_SENDS_MAX: usize = 64;
+/// Of a send that is kept, so that a small answer does not keep what a large one needed.
+const SPARE_PARTS_MAX: usize = 64;
 /// The one group of provided buffers.
 const BUF_GROUP: u16 = 0;
 
@@ -251,25 +253,29 @@ struct ConnState {
 struct Sending {
     out: Outgoing,
     header: libc::msghdr,
-    parts: [libc::iovec; SEND_PARTS_MAX],
+    /// At most [`SEND_PARTS_MAX`]. Not touched while the operation is with the kernel.
+    parts: Vec<libc::iovec>,
 }
 
 impl Sending {
     fn new(out: Outgoing) -> Box<Sending> {
         // SAFETY: plain structs of integers and pointers, for which all zeros is a value.
-        unsafe { Box::new(Sending { out, header: std::mem::zeroed(), parts: std::mem::zeroed() }) }
+        unsafe { Box::new(Sending { out, header: std::mem::zeroed(), parts: vec![] }) }
     }
 
     /// The operation that sends the next parts. Valid while the box stays and nothing is advanced.
     fn entry(&mut self, fd: RawFd) -> squeue::Entry {
-        let mut count = 0;
-        for (slot, part) in self.parts.iter_mut().zip(self.out.next_parts()) {
-            *slot = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
-            count += 1;
-        }
+        self.parts.clear();
+        let parts = self.out.next_parts();
+        self.parts.extend(
+            parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() }),
+        );
         self.header.msg_iov = self.parts.as_mut_ptr();
-        self.header.msg_iovlen = count;
-        opcode::SendMsg::new(types::Fd(fd), &self.header).flags(libc::MSG_NOSIGNAL as u32).build()
+        self.header.msg_iovlen = self.parts.len();
+        // The kernel goes on by itself when the socket has room again: one completion for all parts, and not one for
+        // each time that the peer has taken some.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        opcode::SendMsg::new(types::Fd(fd), &self.header).flags(flags as u32).build()
     }
 }
 
@@ -372,7 +378,7 @@ impl Kernel for Ring {
     }
 
     fn sent(&mut self, sending: Option<Box<Sending>>) {
-        self.spare.extend(sending);
+        self.spare.extend(sending.filter(|sending| sending.parts.capacity() <= SPARE_PARTS_MAX));
         self.spare.truncate(SPARE_SENDS_MAX);
     }
 
