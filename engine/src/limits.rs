@@ -105,12 +105,21 @@ const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
 
 /// Reads of the WAL's files at the disk at once, per core.
 pub const DISK_READS_IN_FLIGHT_MAX: usize = 32;
-/// One read of the disk: a run of neighbouring batches.
-pub const DISK_READ_BYTES_MAX: u64 = 1024 * 1024;
-/// Runs of one answer: a fetch whose batches lie far apart gets some of them, and asks again.
+/// The bytes of these reads together: enough to keep a device busy, and what a durable write may have to wait behind.
+pub const DISK_READ_BYTES_IN_FLIGHT_MAX: usize = 4 * 1024 * 1024;
+/// One read of the disk: a run of neighbouring batches. A batch that is larger is one read.
+pub const DISK_READ_BYTES_MAX: usize = 1024 * 1024;
+/// Reads of one answer: a fetch whose batches lie far apart gets some of them, and asks again.
 pub const DISK_READ_RUNS_MAX: usize = 16;
 /// What lies between two batches of a run and is read for nothing, at most.
 pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
+/// Memory that reads of the disk use again and again; touched as it is used. It is no bound: what is held of reads has
+/// its own, and what is beyond this is allocated.
+pub const DISK_READ_POOL_BYTES: usize = 128 * 1024 * 1024;
+/// What is read ahead of one reader that goes through a partition in order.
+pub const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Such readers that a core remembers. More of them are served, without reading ahead.
+pub const READ_STREAMS_MAX: usize = 64;
 
 /// One part of a shard's snapshot: it must fit into a group beside other records.
 pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 * 1024;

@@ -67,6 +67,7 @@ impl Host {
                 cache_bytes: wal_bytes_max / 2,
             },
             wal_bytes_max,
+            reads_bytes_max: 8 * 1024 * 1024,
             index_bytes_max,
         };
         let table = Arc::new(ShardTable::new(vec![CORE; 2]));

@@ -20,7 +20,7 @@ use super::real::{self, Kernel, Local};
 use super::{CloseReason, ConnId, Driver, Event};
 use crate::io::buf::AlignedBuf;
 use crate::io::uring::{DISK_TAG, RingDisk, RingTransfers, Submission, probe};
-use crate::limits::{BLOCK_BYTES, SEND_PARTS_MAX};
+use crate::limits::BLOCK_BYTES;
 use crate::types::Mono;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 use socket2::{SockAddr, Socket};
@@ -253,7 +253,7 @@ struct ConnState {
 struct Sending {
     out: Outgoing,
     header: libc::msghdr,
-    /// At most [`SEND_PARTS_MAX`]. Not touched while the operation is with the kernel.
+    /// At most `SEND_PARTS_MAX`. Not touched while the operation is with the kernel.
     parts: Vec<libc::iovec>,
 }
 
@@ -267,9 +267,8 @@ impl Sending {
     fn entry(&mut self, fd: RawFd) -> squeue::Entry {
         self.parts.clear();
         let parts = self.out.next_parts();
-        self.parts.extend(
-            parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() }),
-        );
+        self.parts
+            .extend(parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() }));
         self.header.msg_iov = self.parts.as_mut_ptr();
         self.header.msg_iovlen = self.parts.len();
         // The kernel goes on by itself when the socket has room again: one completion for all parts, and not one for

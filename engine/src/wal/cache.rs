@@ -56,6 +56,10 @@ impl TailCache {
 
     /// The group that holds this place, if it is here.
     fn group(&self, segment: SegmentSeq, at: u32) -> Option<&Cached> {
+        // What was read from the disk, most likely.
+        if self.groups.front().is_none_or(|oldest| (segment, at) < (oldest.segment, oldest.at)) {
+            return None;
+        }
         let holds = |group: &Cached| group.holds(segment, at);
         let near = self.found.get().saturating_sub(self.first) as usize;
         for n in [near, near + 1] {

@@ -247,6 +247,7 @@ impl Bench {
                 cache_bytes: shape.cache_bytes,
             },
             wal_bytes_max,
+            reads_bytes_max: 8 * 1024 * 1024,
             index_bytes_max: 64 * 1024 * 1024,
         };
         let seed = self.world.rng().u64();

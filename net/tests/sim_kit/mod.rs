@@ -142,6 +142,7 @@ impl SimBroker {
                     cache_bytes: wal_bytes_max / 2,
                 },
                 wal_bytes_max,
+                reads_bytes_max: 8 * 1024 * 1024,
                 index_bytes_max: 64 * 1024 * 1024,
             };
             let (shards, stats) = (Arc::clone(&self.broker.shards), Arc::clone(&self.stats[n]));
