@@ -171,3 +171,27 @@ fn who_reads_in_order_finds_the_next_answer_read() {
     let reads = bench.board.borrow().reads_from_disk;
     assert!(reads <= 40, "{reads} reads of 1 MiB for 19 MiB");
 }
+
+/// Lost if it fails: the time from a produce to its consumer. What wakes it would come a turn later, or at a tick, or
+/// before the producer's own answer.
+#[test]
+fn who_waits_for_records_is_told_in_the_turn_that_acknowledges_them() {
+    for seed in seeds(0..5) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape::default());
+        let p = bench.add(1, 1);
+        for n in 0..20 {
+            let (offset, bytes_max) = (Offset(n), 1_000_000);
+            let watch =
+                bench.ask(Ask::Read { from: p, offset, bytes_max, at_least_one: true, epoch: None, watch: true });
+            assert!(matches!(bench.wait(watch), Answer::Read(Ok(read)) if read.batches.is_empty()));
+            let ms = bench.world.rng().between(0, 30);
+            bench.run_ms(ms);
+            let produce = bench.send(p, &batch(n as u64, 1_000));
+            assert!(matches!(bench.wait(produce), Answer::Produced(Ok(_))));
+            let board = bench.board.borrow();
+            let [.., (acknowledged, first), (woken, second)] = board.told[..] else { panic!("both are told") };
+            assert_eq!((first, second, acknowledged), (produce, watch, woken));
+        }
+    }
+}

@@ -13,7 +13,7 @@ use camus_engine::shard::api::{
 };
 use camus_engine::shard::core::{Core, CoreConfig, Out, RecoverError};
 use camus_engine::stats::CoreStats;
-use camus_engine::types::{CoreId, Offset, PartitionId, ShardId, Term};
+use camus_engine::types::{CoreId, Mono, Offset, PartitionId, ShardId, Term};
 use camus_engine::wal::{WalConfig, WalError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -52,6 +52,8 @@ pub struct Board {
     asks: VecDeque<(Ticket, Ask)>,
     commands: VecDeque<Bytes>,
     pub answers: BTreeMap<u64, Vec<Answer>>,
+    /// Whose answer came when, in order.
+    pub told: Vec<(Mono, u64)>,
     pub fatal: Option<WalError>,
     /// The meta shard's state: which partition is where. A stand-in for the real one.
     pub meta: BTreeMap<PartitionId, ShardId>,
@@ -91,6 +93,7 @@ impl Pump {
                 board.fatal = Some(fatal);
             }
             for (ticket, answer) in self.out.answers.drain(..) {
+                board.told.push((rt.now(), ticket.request));
                 board.answers.entry(ticket.request).or_default().push(answer);
             }
             let mut changed = std::mem::take(&mut self.out.meta_leading);
