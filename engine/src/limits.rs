@@ -13,6 +13,9 @@ pub const SHARDS_PER_CORE: usize = 4;
 pub const WAL_GROUP_BYTES_MAX: usize = 1024 * 1024;
 /// Groups in flight per WAL. More would not fill the device better, and recovery weighs this many at most.
 pub const WAL_GROUPS_IN_FLIGHT_MAX: usize = 4;
+/// What the open group holds at least, for each group in flight, before it is written beside them. Less gains nothing
+/// at the device, whose flushes go one after the other, and costs one flush more (docs/adr/0002).
+pub const WAL_GROUP_BESIDE_BYTES: usize = 256 * 1024;
 /// One buffer of the WAL's pool. A group lies in one chunk; a chunk holds one or many groups.
 pub const WAL_CHUNK_BYTES: usize = WAL_GROUP_BYTES_MAX;
 /// A record body that the WAL takes. A larger one than a chunk gets a chunk of its own.

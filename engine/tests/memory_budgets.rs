@@ -8,7 +8,7 @@ mod partition_kit;
 use bytes::Bytes;
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::{DiskDone, DiskOk, DiskOp, FileId, Volume};
-use camus_engine::limits::{PARKED_PRODUCES_MAX, WAL_CHUNK_BYTES};
+use camus_engine::limits::{PARKED_PRODUCES_MAX, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES};
 use camus_engine::shard::api::{Answer, Ask, BatchRules, Refusal, Route, ShardTable, Ticket};
 use camus_engine::shard::core::{Core, CoreConfig, Out};
 use camus_engine::stats::CoreStats;
@@ -65,6 +65,7 @@ impl Host {
                 segment_bytes: 64 << 20,
                 segments_max: 8,
                 cache_bytes: wal_bytes_max / 2,
+                beside_bytes: WAL_GROUP_BESIDE_BYTES,
             },
             wal_bytes_max,
             reads_bytes_max: 8 * 1024 * 1024,

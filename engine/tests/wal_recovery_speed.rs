@@ -19,7 +19,7 @@ const ROUNDS: usize = 5;
 fn config() -> WalConfig {
     let segments_max = 3 * LOG_BYTES / WAL_SEGMENT_BYTES as usize;
     let (cluster, core, cache_bytes) = (*b"cluster-of-tests", CoreId(0), WAL_CHUNK_BYTES);
-    WalConfig { cluster, core, segment_bytes: WAL_SEGMENT_BYTES, segments_max, cache_bytes }
+    WalConfig { cluster, core, segment_bytes: WAL_SEGMENT_BYTES, segments_max, cache_bytes, beside_bytes: 0 }
 }
 
 fn pool() -> ChunkPool {

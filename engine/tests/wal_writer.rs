@@ -8,7 +8,7 @@ use camus_engine::limits::{
 };
 use camus_engine::types::{Lsn, SegmentSeq};
 use camus_engine::wal::format::GroupHeader;
-use camus_engine::wal::{NoSpaceWhy, Room, WalError, WalOut};
+use camus_engine::wal::{NoSpaceWhy, Room, WalConfig, WalError, WalOut};
 use wal_model::{BLOCK, Host, Rng, config};
 
 const MIB: usize = 1024 * 1024;
@@ -56,6 +56,36 @@ fn while_the_device_is_busy_the_next_group_fills() {
     host.turn();
     assert_eq!(groups_in_flight(&host).last().expect("the next one").records, 36);
     assert_eq!(host.acknowledged, Lsn(1));
+}
+
+/// Lost if it fails: a flush for each small group that comes while another is being written, which the device does one
+/// after the other anyway.
+#[test]
+fn a_group_beside_others_in_flight_is_worth_its_flush() {
+    let mut host = Host::new(WalConfig { beside_bytes: 50_000, ..config(MIB as u64, 4) });
+    host.settle();
+    let append = |host: &mut Host, bytes| {
+        host.append(&vec![1; bytes]).expect("room");
+        host.turn();
+        groups_in_flight(host).len()
+    };
+    assert_eq!(append(&mut host, 100), 1, "with nothing in flight, anything is");
+    for _ in 0..4 {
+        assert_eq!(append(&mut host, 12_000), 1);
+    }
+    assert_eq!(append(&mut host, 12_000), 2, "beside one, 50,000 bytes are");
+    for _ in 0..8 {
+        assert_eq!(append(&mut host, 12_000), 2);
+    }
+    assert_eq!(append(&mut host, 12_000), 3, "beside two, 100,000 bytes are");
+    host.append(&[2; 100]).expect("room");
+    for _ in 0..3 {
+        host.complete(0);
+        host.turn();
+    }
+    assert_eq!(groups_in_flight(&host).len(), 1, "the rest, when nothing is in flight");
+    host.settle();
+    assert_eq!(host.acknowledged, host.records.last().expect("many").lsn);
 }
 
 /// Lost if it fails: an answer for a record that a crash can still take.

@@ -1,8 +1,9 @@
 //! The disk on the core's own ring.
 //!
 //! A write is durable when its [`DiskDone`] comes: with `RWF_DSYNC` in one operation, or as a write linked with a flush
-//! in two. Either way exactly one end is reported, after the kernel has given back every part of it. Any error, a short
-//! transfer included, is that end: nothing is tried again here.
+//! in two. Of the two the kernel tells one end: the flush's, or the write's if that failed or was short, in which case
+//! it cancels the flush and tells nothing of it (`IOSQE_CQE_SKIP_SUCCESS` on the write). So a core wakes once for each
+//! durable write. Any error, a short transfer included, is that end: nothing is tried again here.
 //!
 //! The shell takes what is to be submitted from [`RingDisk::issue`] and brings completions to [`RingDisk::completed`].
 //! Files are made and removed by `background.rs`.
@@ -10,7 +11,7 @@
 use super::buf::PoolRegions;
 use super::files;
 use super::real::{RealDisk, Transfer, Transfers, What};
-use super::{BlockBuf, DiskDone, DiskError, DiskOk, DurableMethod};
+use super::{BlockBuf, DiskDone, DiskOk, DurableMethod};
 use crate::rt::Waker;
 use crate::stats::CoreStats;
 use crate::types::CoreId;
@@ -47,8 +48,6 @@ pub(crate) struct RingTransfers {
     flight: Slab<Flight>,
     /// Of these, what is not submitted yet.
     ready: VecDeque<usize>,
-    /// And what is written, but needs another flush.
-    flushes: Vec<usize>,
     registry: Registry,
     stats: Arc<CoreStats>,
 }
@@ -56,11 +55,8 @@ pub(crate) struct RingTransfers {
 struct Flight {
     /// The kernel looks its descriptor up when the operation is submitted.
     transfer: Transfer,
-    /// Completions that are to come.
-    left: u8,
-    /// The flush may have run beside its write: another has to follow both.
-    flush_again: bool,
-    error: Option<DiskError>,
+    /// The flush may have run beside its write, whose end will not be told.
+    cut: bool,
 }
 
 /// Which chunks of the pool are registered with the ring. A chunk is registered when it is first written, so that
@@ -85,18 +81,13 @@ impl RingDisk {
         assert!(matches!(method, DurableMethod::Dsync | DurableMethod::LinkedFsync), "{method} is not for a ring");
         let registry = Registry::new(regions, ring);
         let (flight, ready) = (Slab::new(), VecDeque::new());
-        let transfers = RingTransfers { method, flight, ready, flushes: vec![], registry, stats };
+        let transfers = RingTransfers { method, flight, ready, registry, stats };
         RealDisk::with(transfers, core, dir, waker)
     }
 
     /// Hands everything that was submitted since the last call to the ring.
     pub(crate) fn issue(&mut self, ring: &Submitter<'_>, mut push: impl FnMut(Submission)) {
-        let RingTransfers { method, flight, ready, flushes, registry, stats } = &mut self.transfers;
-        for key in flushes.drain(..) {
-            let flush = opcode::Fsync::new(types::Fd(flight[key].transfer.open.as_raw_fd()));
-            let flush = flush.flags(types::FsyncFlags::DATASYNC).build();
-            push(Submission::One(flush.user_data(DISK_TAG | FLUSH_TAG | key as u64)));
-        }
+        let RingTransfers { method, flight, ready, registry, stats } = &mut self.transfers;
         while let Some(key) = ready.pop_front() {
             let transfer = &mut flight[key].transfer;
             let (fd, tag) = (types::Fd(transfer.open.as_raw_fd()), DISK_TAG | key as u64);
@@ -126,65 +117,60 @@ impl RingDisk {
                         Submission::One(write)
                     } else {
                         let flush = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
-                        Submission::Linked(write.flags(squeue::Flags::IO_LINK), flush.user_data(tag | FLUSH_TAG))
+                        let write = write.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS);
+                        Submission::Linked(write, flush.user_data(tag | FLUSH_TAG))
                     });
                 }
             }
         }
     }
 
-    /// A completion whose user data has [`DISK_TAG`].
+    /// A completion whose user data has [`DISK_TAG`]: the end of an operation.
     pub(crate) fn completed(&mut self, data: u64, result: i32) {
         let key = (data & u64::from(u32::MAX)) as usize;
-        let flight = self.transfers.flight.get_mut(key).expect("an entry lives until its last completion");
-        flight.left -= 1;
-        let Transfer { file, at, what, .. } = &flight.transfer;
+        let Flight { transfer, cut } = self.transfers.flight.remove(key);
+        let Transfer { op, file, at, what, .. } = &transfer;
         let wanted = match what {
             What::Write(buf) => buf.bytes.len(),
             What::Read(buf) => buf.len(),
         };
         let wanted = if data & FLUSH_TAG != 0 { 0 } else { wanted };
-        // The first error counts: a flush that is cancelled says only that its write failed.
-        if flight.error.is_none() {
-            flight.error = match usize::try_from(result) {
-                Ok(moved) if moved == wanted => None,
-                Ok(moved) => Some(files::short(what.name(), *file, *at, moved, wanted)),
-                Err(_) => {
-                    let cause = io::Error::from_raw_os_error(-result);
-                    Some(files::error(what.name(), *file, *at, &cause))
-                }
-            };
+        let result = match usize::try_from(result) {
+            Ok(moved) if moved == wanted && !cut => Ok(()),
+            Ok(moved) if moved == wanted => {
+                let cause = io::Error::other("the kernel ran out of memory between the write and its flush");
+                Err(files::error(what.name(), *file, *at, &cause))
+            }
+            Ok(moved) => Err(files::short(what.name(), *file, *at, moved, wanted)),
+            Err(_) => Err(files::error(what.name(), *file, *at, &io::Error::from_raw_os_error(-result))),
+        };
+        let op = *op;
+        if cut {
+            // The kernel may still read the buffer.
+            std::mem::forget(transfer);
+            return self.done.push_back(DiskDone { op, result: result.map(|()| DiskOk::Written) });
         }
-        if flight.left == 0 && flight.error.is_none() && std::mem::take(&mut flight.flush_again) {
-            flight.left = 1;
-            self.transfers.flushes.push(key);
-        } else if flight.left == 0 {
-            let Flight { transfer, error, .. } = self.transfers.flight.remove(key);
-            let ok = match transfer.what {
-                What::Write(_) => DiskOk::Written,
-                What::Read(buf) => DiskOk::Read(buf.freeze()),
-            };
-            self.done.push_back(DiskDone { op: transfer.op, result: error.map_or(Ok(ok), Err) });
-        }
+        let ok = |()| match transfer.what {
+            What::Write(_) => DiskOk::Written,
+            What::Read(buf) => DiskOk::Read(buf.freeze()),
+        };
+        self.done.push_back(DiskDone { op, result: result.map(ok) });
     }
 
-    /// The kernel took a part of the submission queue only. Where it stopped, a link may have been cut: the flush would
-    /// then be an operation of its own and might run beside its write. Which one is not known, so all are flushed
-    /// again.
+    /// The kernel took a part of the submission queue only, for want of memory. Where it stopped, a link may have been
+    /// cut: the flush is then an operation of its own, which may run beside its write and says nothing about it. Which
+    /// one is not known, so all that are in flight fail when they end, and with them the log.
     pub(crate) fn cut_short(&mut self) {
-        for (_, flight) in self.transfers.flight.iter_mut().filter(|(_, flight)| flight.left == 2) {
-            flight.flush_again = true;
+        if self.transfers.method == DurableMethod::LinkedFsync {
+            let writes = self.transfers.flight.iter_mut().filter(|(_, f)| matches!(f.transfer.what, What::Write(_)));
+            writes.for_each(|(_, flight)| flight.cut = true);
         }
     }
 }
 
 impl Transfers for RingTransfers {
     fn start(&mut self, transfer: Transfer) -> io::Result<()> {
-        let left = match (&transfer.what, self.method) {
-            (What::Write(_), DurableMethod::LinkedFsync) => 2,
-            (What::Write(_) | What::Read(_), _) => 1,
-        };
-        let key = self.flight.insert(Flight { transfer, left, flush_again: false, error: None });
+        let key = self.flight.insert(Flight { transfer, cut: false });
         assert!(u32::try_from(key).is_ok(), "fewer than 2^32 operations are in flight");
         self.ready.push_back(key);
         Ok(())
@@ -273,42 +259,72 @@ mod tests {
     use crate::io::{Disk, DiskOp, FileId, OpId};
     use crate::limits::{BLOCK_BYTES, WAL_CHUNK_BYTES};
 
+    fn ring_disk(dir: &Path, ring: &io_uring::IoUring) -> RingDisk {
+        let (waker, method, stats) = (Waker::new(|| {}), DurableMethod::LinkedFsync, Arc::default());
+        RingDisk::new(CoreId(0), dir.to_owned(), method, None, waker, stats, &ring.submitter())
+    }
+
+    fn block() -> BlockBuf {
+        let mut chunk = ChunkPool::new(WAL_CHUNK_BYTES).take(1).expect("free");
+        chunk.extend(&[1; BLOCK_BYTES]);
+        chunk.freeze()
+    }
+
     /// Lost if it fails: acknowledged records, when the kernel ran out of memory between a write and its flush.
     #[test]
-    fn a_flush_that_may_have_been_cut_from_its_write_is_repeated_before_the_write_ends() {
+    fn a_flush_that_may_have_been_cut_from_its_write_vouches_for_nothing() {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("000001.wal"), [0; BLOCK_BYTES]).expect("a file");
         let ring = io_uring::IoUring::new(8).expect("a ring");
-        let waker = Waker::new(|| {});
-        let method = DurableMethod::LinkedFsync;
-        let stats = Arc::default();
-        let mut disk = RingDisk::new(CoreId(0), dir.path().to_owned(), method, None, waker, stats, &ring.submitter());
-        let mut chunk = ChunkPool::new(WAL_CHUNK_BYTES).take(1).expect("free");
-        chunk.extend(&[1; BLOCK_BYTES]);
-        disk.submit(OpId(9), DiskOp::Write { file: FileId(1), at: 0, buf: chunk.freeze() });
-        let issued = |disk: &mut RingDisk| {
-            let mut tags = vec![];
-            disk.issue(&ring.submitter(), |submission| match submission {
-                Submission::One(entry) => tags.push(entry.get_user_data()),
-                Submission::Linked(first, second) => {
-                    let link = squeue::Flags::IO_LINK.bits();
-                    assert!(format!("{first:?}").contains(&format!("flags: {link}")), "{first:?} is not linked");
-                    tags.extend([first.get_user_data(), second.get_user_data()]);
-                }
-            });
-            tags
-        };
-        let [write, flush] = issued(&mut disk)[..] else { panic!("a write and its flush") };
+        let mut disk = ring_disk(dir.path(), &ring);
+        disk.submit(OpId(9), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
+        let mut tags = vec![];
+        disk.issue(&ring.submitter(), |submission| match submission {
+            Submission::One(_) => panic!("a write and its flush are one"),
+            Submission::Linked(first, second) => {
+                let link = (squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS).bits();
+                assert!(format!("{first:?}").contains(&format!("flags: {link}")), "{first:?} is not linked");
+                tags.extend([first.get_user_data(), second.get_user_data()]);
+            }
+        });
         disk.cut_short();
-        disk.completed(flush, 0);
-        disk.completed(write, BLOCK_BYTES as i32);
-        assert!(disk.next_done().is_none(), "the flush may have come before the write");
-        let [again] = issued(&mut disk)[..] else { panic!("one more flush") };
-        assert_eq!(again, flush);
-        disk.completed(again, 0);
-        let done = disk.next_done().expect("now it is durable");
-        assert!(done.op == OpId(9) && done.result.is_ok());
+        disk.completed(tags[1], 0);
+        let done = disk.next_done().expect("its end");
+        assert!(done.op == OpId(9) && done.result.is_err(), "{done:?}");
         assert_eq!(disk.outstanding(), 0);
+    }
+
+    /// Lost if it fails: an end for each write, exactly one, whatever becomes of it: the kernel tells of the flush if
+    /// the write succeeded, and of the write if it did not.
+    #[test]
+    fn a_write_and_its_flush_have_one_end() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("000001.wal"), [0; 2 * BLOCK_BYTES]).expect("a file");
+        let mut ring = io_uring::IoUring::new(8).expect("a ring");
+        let mut disk = ring_disk(dir.path(), &ring);
+        let beyond_any_file = 1 << 62;
+        for (op, at, good) in [(1, 0, true), (2, beyond_any_file, false), (3, BLOCK_BYTES as u64, true)] {
+            disk.submit(OpId(op), DiskOp::Write { file: FileId(1), at, buf: block() });
+            let mut entries = vec![];
+            disk.issue(&ring.submitter(), |submission| match submission {
+                Submission::One(_) => panic!("a write and its flush are one"),
+                Submission::Linked(first, second) => entries.extend([first, second]),
+            });
+            // SAFETY: the disk keeps what the entries name until it is told of their end.
+            unsafe { ring.submission().push_multiple(&entries).expect("room") };
+            ring.submit_and_wait(1).expect("one end");
+            // A second one would be there by the time a later operation has ended.
+            // SAFETY: it names nothing.
+            unsafe { ring.submission().push(&opcode::Nop::new().build().user_data(77)).expect("room") };
+            ring.submit_and_wait(1).expect("the later one");
+            let told: Vec<_> = ring.completion().map(|c| (c.user_data(), c.result())).collect();
+            let ends: Vec<_> = told.into_iter().filter(|(data, _)| *data != 77).collect();
+            assert_eq!(ends.len(), 1, "{ends:?}");
+            disk.completed(ends[0].0, ends[0].1);
+            let done = disk.next_done().expect("its end");
+            assert_eq!((done.op, done.result.is_ok()), (OpId(op), good), "{done:?}");
+            assert_eq!(disk.outstanding(), 0);
+        }
     }
 
     /// Lost if it fails: acknowledged records, on a device with a volatile cache.

@@ -9,8 +9,9 @@
 //! An unfinished group can look like a flipped bit by accident, and then a start is refused that need not be. For a
 //! body two checksums of different kinds must agree (CRC32C decides the place, the 64-bit word sum confirms it): below
 //! 2^-60. For a head there is one kind only, and 768 bits to choose from: below 2^-22, and only if the missing sector
-//! holds nothing but a part of one head. A header lies within a sector. Never the other way round: one flipped bit is
-//! always found.
+//! holds nothing but a part of one head. A header lies within a sector. And a missing sector whose old content lacks
+//! one bit only is the same picture as damage: refused, too. Never the other way round: one flipped bit is always
+//! found.
 
 use super::format::{
     DiskHead, Expected, GROUP_HEADER_BYTES, GROUP_HEADER_COVERED, GroupHeader, RECORD_HEAD_BYTES, RECORD_HEAD_COVERED,

@@ -43,6 +43,8 @@ pub struct WalConfig {
     pub segments_max: usize,
     /// Of the tail cache.
     pub cache_bytes: usize,
+    /// What the open group holds at least, for each group in flight, before it is written beside them. 0: anything.
+    pub beside_bytes: usize,
 }
 
 /// Whether a record can be appended now.
@@ -660,10 +662,13 @@ impl Wal {
         assert!(self.durable.0 + self.flights.len() as u64 + self.waiting() as u64 + 1 == self.next_lsn.0);
     }
 
-    /// Closes the open group, if its segment's header is there: else it may as well go on filling.
+    /// Closes the open group, if it is worth a flush of its own and its segment's header is there: else it may as well
+    /// go on filling.
     fn close_if_written(&mut self) {
         let Some(open) = &self.open else { return };
-        if self.segment(open.segment).is_some_and(|s| s.header == HeaderState::Durable) {
+        if open.bytes >= self.flights.len() * self.config.beside_bytes
+            && self.segment(open.segment).is_some_and(|s| s.header == HeaderState::Durable)
+        {
             self.close();
         }
     }

@@ -267,6 +267,7 @@ impl Bench {
                 segment_bytes: shape.segment_bytes,
                 segments_max: shape.segments_max,
                 cache_bytes: shape.cache_bytes,
+                beside_bytes: 0, // many groups in flight: the hard case
             },
             wal_bytes_max,
             reads_bytes_max: shape.reads_bytes,

@@ -6,7 +6,8 @@ pub mod wire;
 
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::Crash;
-use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES};
+use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES};
+use camus_engine::rt::Driver;
 use camus_engine::rt::mesh::mesh;
 use camus_engine::rt::sim::{SimCoreId, World};
 use camus_engine::shard::api::ShardTable;
@@ -101,20 +102,26 @@ impl Default for Shape {
 
 /// The broker, its disks, and the test beside it.
 pub struct SimBroker {
-    pub world: World<Node>,
+    pub world: World<Box<dyn Driver>>,
     pub cores: Vec<SimCoreId>,
     pub said: Rc<RefCell<Said>>,
     pub broker: Arc<Broker>,
     pub stats: Vec<Arc<CoreStats>>,
     shape: Shape,
+    wrap: fn(Node) -> Box<dyn Driver>,
 }
 
 impl SimBroker {
     pub fn new(seed: u64, shape: Shape) -> SimBroker {
+        SimBroker::wrapped(seed, shape, |node| Box::new(node))
+    }
+
+    /// With something around each core's node.
+    pub fn wrapped(seed: u64, shape: Shape, wrap: fn(Node) -> Box<dyn Driver>) -> SimBroker {
         let mut world = World::new(seed);
         let cores = (0..shape.cores).map(|_| world.add_core()).collect();
         let broker = Arc::new(broker(&shape));
-        let mut broker = SimBroker { world, cores, said: Rc::default(), broker, stats: vec![], shape };
+        let mut broker = SimBroker { world, cores, said: Rc::default(), broker, stats: vec![], shape, wrap };
         broker.start();
         broker
     }
@@ -140,6 +147,7 @@ impl SimBroker {
                     segment_bytes: shape.segment_bytes,
                     segments_max: shape.segments_max,
                     cache_bytes: wal_bytes_max / 2,
+                    beside_bytes: WAL_GROUP_BESIDE_BYTES,
                 },
                 wal_bytes_max,
                 reads_bytes_max: 8 * 1024 * 1024,
@@ -161,7 +169,7 @@ impl SimBroker {
             nodes.push(Node::new(core, broker, Arc::clone(&self.stats[n]), pump, meta, port, report));
         }
         for (core, node) in self.cores.clone().into_iter().zip(nodes) {
-            self.world.start(core, node);
+            self.world.start(core, (self.wrap)(node));
         }
     }
 

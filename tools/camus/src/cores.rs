@@ -281,6 +281,7 @@ impl Make {
                 segment_bytes: self.segment_bytes,
                 segments_max: self.segments_max,
                 cache_bytes: self.wal_bytes / 2,
+                beside_bytes: limits::WAL_GROUP_BESIDE_BYTES,
             },
             wal_bytes_max: self.wal_bytes,
             reads_bytes_max: self.reads_bytes,

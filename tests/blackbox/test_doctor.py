@@ -1,0 +1,151 @@
+"""`camus waltest` and `camus doctor`, as a new user meets them: on a disk, and on what is none."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.broker import binary
+from harness.mounts import run, small_ext4
+
+pytestmark = pytest.mark.camus_only
+QUICK = ("--seconds", "0.05")
+
+
+def camus(*args):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("CAMUS_")}
+    command = [binary(), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean, stdin=subprocess.DEVNULL)
+    assert "panicked" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.fixture
+def on_disk():
+    """A directory on a disk: pytest's own may be in memory, the binary's is not."""
+    folder = Path(tempfile.mkdtemp(dir=Path(binary()).resolve().parent))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_floor_is_measured_by_each_method_and_nothing_is_left(on_disk):
+    """Lost otherwise: the figure that every other one is held against, or 64 MiB of the disk each time."""
+    done = camus("waltest", on_disk, *QUICK, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    cells = {(c["method"], c["bytes"], c["depth"]): c for c in report["cells"]}
+    assert len(cells) == len(report["cells"])
+    assert len({method for method, _, _ in cells}) >= 2, "at least what needs no ring"
+    assert {size for _, size, _ in cells} == {4096, 16384, 65536, 1 << 20}
+    for cell in cells.values():
+        us = cell["latency_us"]
+        assert us["count"] > 0 and 0 < us["p50"] <= us["p90"] <= us["p99"] <= us["p999"] <= us["max"], cell
+    chosen = [c for c in report["cells"] if c["broker"]]
+    assert len(chosen) == 8 and report["method"] in {"dsync", "write+fsync", "blocking"} and report["why"]
+    assert report["floor"]["write_4k_us"] in [c["latency_us"] for c in chosen]
+    assert report["floor"]["sequential_mb_per_s"] in [c["mb_per_s"] for c in chosen]
+    assert os.listdir(on_disk) == []
+
+
+def test_ctrl_c_ends_a_measurement_and_leaves_nothing(on_disk):
+    """Lost otherwise: a file that nobody knows of, and a terminal that does not come back."""
+    running = subprocess.Popen([binary(), "waltest", on_disk, "--seconds", "60"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert "O_DIRECT" in running.stdout.readline(), "it runs"
+        time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=30) == 130
+    finally:
+        running.kill()
+    assert os.listdir(on_disk) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("/dev/shm", "CAM-0110", "tmpfs"),
+        ("/proc", "CAM-0110", "holds no data"),
+        ("/nowhere/at/all", "CAM-0109", "there is no such directory"),
+        ("/etc/passwd", "CAM-0109", "it is not a directory"),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_in_its_own_words(where, code, said):
+    """Lost otherwise: the user's time, or his trust in a figure from a file system in memory."""
+    done = camus("waltest", where, *QUICK)
+    assert done.returncode == 13 and code in done.stderr and said in done.stderr, done.stderr
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):
+    """Lost otherwise: the last space of a disk that is full."""
+    with small_ext4(tmp_path, 48) as mount:
+        done = camus("waltest", mount, *QUICK)
+        assert done.returncode == 13 and "68 MiB are needed" in done.stderr, done.stderr
+        found = doctor(mount, 2)
+        assert found["free space"]["verdict"] == "fail" and found["floor"]["verdict"] == "fail"
+        assert os.listdir(mount) == ["lost+found"]
+
+
+def test_a_directory_that_may_not_be_written_is_told_as_that(tmp_path):
+    """Lost otherwise: a new user who does not learn that it is only a permission."""
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o555)
+        done = camus("waltest", tmp_path, *QUICK)
+        assert done.returncode == 13 and "this user may not write there" in done.stderr, done.stderr
+        assert doctor(tmp_path, 2)["data directory"]["verdict"] == "fail"
+        return
+    # Root may write to everything but what is mounted read-only.
+    with small_ext4(tmp_path, 160) as mount:
+        assert run("mount", "-o", "remount,ro", mount).returncode == 0
+        done = camus("waltest", mount, *QUICK)
+        assert done.returncode == 13 and "mounted read-only" in done.stderr, done.stderr
+        found = doctor(mount, 2)
+        assert found["mount options"]["verdict"] == "fail" and found["data directory"]["verdict"] == "fail"
+
+
+def doctor(data_dir, status):
+    """The findings by name, after what must be true of every answer."""
+    done = camus("doctor", "--data-dir", data_dir, "--json", *QUICK)
+    report = json.loads(done.stdout)
+    verdicts = [check["verdict"] for check in report["checks"]]
+    worst = max(["pass", "warn", "fail"].index(verdict) for verdict in verdicts)
+    assert ["pass", "warn", "fail"][worst] == report["verdict"] and done.returncode == worst, done.stdout
+    assert status is None or done.returncode == status, done.stdout
+    for check in report["checks"]:
+        assert check["measured"] and check["why"], check
+        assert (check["fix"] is None) == (check["verdict"] == "pass"), check
+    found = {check["name"]: check for check in report["checks"]}
+    assert len(found) == len(verdicts)
+    return found
+
+
+def test_doctor_answers_with_findings_and_changes_nothing(on_disk):
+    """Lost otherwise: an answer that a script can not read, or a directory that a look has made."""
+    new = on_disk / "data"
+    found = doctor(new, None)
+    assert found["data directory"]["verdict"] == "pass" and "not there yet" in found["data directory"]["measured"]
+    assert "acknowledged groups a second" in found["floor"]["measured"]
+    assert {"flush honesty", "io_uring", "clock source", "memory", "free space"} <= set(found)
+    assert os.listdir(on_disk) == []
+    text = camus("doctor", "--data-dir", new, *QUICK)
+    assert all(name in text.stdout for name in found), text.stdout
+
+
+def test_doctor_fails_where_data_would_not_survive():
+    """Lost otherwise: everything, at the next boot."""
+    assert doctor("/dev/shm/camus", 2)["file system"]["verdict"] == "fail"
+    assert doctor("/etc/passwd", 2)["data directory"]["verdict"] == "fail"
+
+
+def test_doctor_takes_the_settings_of_serve(on_disk):
+    """Lost otherwise: a verdict on another broker than the one that is started."""
+    done = camus("doctor", "--data-dir", on_disk, "--set", "camus.memory=1TiB", "--json", *QUICK)
+    memory = next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "memory")
+    assert done.returncode == 2 and memory["verdict"] == "fail" and "camus serve --set camus.memory=" in memory["fix"]
+    wrong = camus("doctor", "--data-dir", on_disk, "--set", "num.partition=1")
+    assert wrong.returncode == 2 and "CAM-0001" in wrong.stderr
