@@ -87,9 +87,9 @@ pub const RECV_BUFFERS: u16 = 256;
 pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
 /// Parts that one operation sends: as many as the kernel allows. A fetch of small batches has one for each.
 pub const SEND_PARTS_MAX: usize = 1024;
-/// Bytes that one operation sends. The kernel hands most of them to the peer when it has copied all, so with larger
-/// ones the peer waits while we copy, and we while it does.
-pub const SEND_BYTES_MAX: usize = 256 * 1024;
+/// Bytes that one operation sends: the kernel copies them within the turn that submits it, and everybody else on the
+/// core waits meanwhile. Smaller ones cost more for the same bytes (docs/adr/0012).
+pub const SEND_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Connections that wait to be accepted, per listener.
 pub const LISTEN_BACKLOG: i32 = 1024;
 /// Clients of one core, if nothing else is said. Each needs a descriptor.
