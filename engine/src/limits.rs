@@ -121,7 +121,7 @@ pub const DISK_READ_RUNS_MAX: usize = 16;
 pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
 /// Memory that reads of the disk use again and again; touched as it is used. It is no bound: what is held of reads has
 /// its own, and what is beyond this is allocated.
-pub const DISK_READ_POOL_BYTES: usize = 128 * 1024 * 1024;
+pub const DISK_READ_POOL_BYTES: usize = 64 * 1024 * 1024;
 /// What is read ahead of one reader that goes through a partition in order.
 pub const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Such readers that a core remembers. More of them are served, without reading ahead.

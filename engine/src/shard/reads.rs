@@ -194,7 +194,7 @@ struct Stream {
     answered: Range<Offset>,
     /// Up to here it is read, or on its way.
     ahead: Offset,
-    /// Bytes between the last answer and there.
+    /// Bytes of the log that are read for what lies between the last answer and there.
     ahead_bytes: usize,
     /// What these may be. Grows with each answer that follows on the one before.
     window_bytes: usize,
@@ -365,9 +365,13 @@ impl DiskReads {
         let mut stream = self.streams.remove(n).expect("just found");
         let share = self.bytes_max / 2 / (self.streams.len() + 1);
         stream.window_bytes = (stream.window_bytes.max(bytes) * 2).min(limits::READ_AHEAD_BYTES_MAX).min(share);
-        stream.ahead_bytes = stream.ahead_bytes.saturating_sub(bytes);
         if stream.ahead <= answered.end {
             (stream.ahead, stream.ahead_bytes) = (answered.end, 0);
+        } else {
+            // Of what is ahead, this answer has taken its share.
+            let offsets = |from: Offset| (stream.ahead.0 - from.0).unsigned_abs() as f64;
+            let left = offsets(answered.end) / offsets(stream.answered.end).max(1.0);
+            stream.ahead_bytes = (stream.ahead_bytes as f64 * left.min(1.0)) as usize;
         }
         stream.answered = answered;
         let (from, room) = (stream.ahead, stream.window_bytes.saturating_sub(stream.ahead_bytes));
@@ -377,19 +381,22 @@ impl DiskReads {
         worth.then_some((from, room))
     }
 
-    /// Reads these batches ahead, for the reader that [`Self::follow`] spoke of: about `bytes`, in whole reads.
+    /// Reads these batches ahead, for the reader that [`Self::follow`] spoke of: about `bytes` of the log, in whole reads.
     pub fn read_ahead(&mut self, batches: impl Iterator<Item = BatchRef>, bytes: usize) {
         let (mut sum, mut open): (usize, Option<Span>) = (0, None);
         let stream = self.streams.back_mut().expect("it has just gone on");
         let mut spans = vec![];
         for batch in batches {
             let span = Span::of(batch.at);
-            match open.and_then(|open| open.joined(span)) {
-                Some(both) => open = Some(both),
+            // With what lies between: it is read as well.
+            match open.and_then(|open| open.joined(span).map(|both| (both, both.bytes() - open.bytes()))) {
+                Some((both, more)) => (open, sum) = (Some(both), sum + more),
                 None if sum >= bytes => break,
-                None => spans.extend(open.replace(span)),
+                None => {
+                    spans.extend(open.replace(span));
+                    sum += span.bytes();
+                }
             }
-            sum += batch.at.len as usize;
             stream.ahead = Offset(batch.base_offset.0 + i64::from(batch.count));
         }
         stream.ahead_bytes += sum;
