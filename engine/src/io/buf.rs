@@ -127,8 +127,8 @@ impl ChunkPool {
         Some(Chunk { memory: Arc::new(memory), frozen: 0, len: 0 })
     }
 
-    /// Memory for one read: a chunk of the pool, with whatever was read into it before, if the read fills most of it and
-    /// one is free; else its own. What the disk does not fill never becomes [`Bytes`].
+    /// Memory for one read: a chunk of the pool, with whatever was read into it before, if the read fills most of it
+    /// and one is free; else its own. What the disk does not fill never becomes [`Bytes`].
     ///
     /// # Panics
     /// When `bytes` are not whole blocks.

@@ -381,7 +381,8 @@ impl DiskReads {
         worth.then_some((from, room))
     }
 
-    /// Reads these batches ahead, for the reader that [`Self::follow`] spoke of: about `bytes` of the log, in whole reads.
+    /// Reads these batches ahead, for the reader that [`Self::follow`] spoke of: about `bytes` of the log, in whole
+    /// reads.
     pub fn read_ahead(&mut self, batches: impl Iterator<Item = BatchRef>, bytes: usize) {
         let (mut sum, mut open): (usize, Option<Span>) = (0, None);
         let stream = self.streams.back_mut().expect("it has just gone on");

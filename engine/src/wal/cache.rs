@@ -100,7 +100,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Lost if it fails: a reader would get nothing, or another group's bytes, from memory that holds what it wants.
+        /// Lost if it fails: a reader would get nothing, or another group's bytes, from memory with what it wants.
         #[test]
         fn whatever_was_found_last_a_place_is_found_where_it_lies(
             steps in proptest::collection::vec((0..4u8, 0..40u32, 1..5u32), 1..80),
