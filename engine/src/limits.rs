@@ -87,8 +87,11 @@ pub const RING_COMPLETIONS: u32 = 4096;
 pub const RECV_BUFFERS: u16 = 256;
 /// One of them. With more, a large request takes fewer turns; all of them together are what one turn can receive.
 pub const RECV_BUFFER_BYTES: usize = 16 * 1024;
-/// Parts that one system call sends; the kernel allows 1,024.
-pub const SEND_PARTS_MAX: usize = 64;
+/// Parts that one operation sends: as many as the kernel allows. A fetch of small batches has one for each.
+pub const SEND_PARTS_MAX: usize = 1024;
+/// Bytes that one operation sends: the kernel copies them within the turn that submits it, and everybody else on the
+/// core waits meanwhile. Smaller ones cost more for the same bytes (docs/adr/0012).
+pub const SEND_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// Connections that wait to be accepted, per listener.
 pub const LISTEN_BACKLOG: i32 = 1024;
 /// Clients of one core, if nothing else is said. Each needs a descriptor.
@@ -110,12 +113,21 @@ const _: () = assert!(DECOMPRESSED_BYTES_MAX > BATCH_BYTES_MAX);
 
 /// Reads of the WAL's files at the disk at once, per core.
 pub const DISK_READS_IN_FLIGHT_MAX: usize = 32;
-/// One read of the disk: a run of neighbouring batches.
-pub const DISK_READ_BYTES_MAX: u64 = 1024 * 1024;
-/// Runs of one answer: a fetch whose batches lie far apart gets some of them, and asks again.
+/// The bytes of these reads together: enough to keep a device busy, and what a durable write may have to wait behind.
+pub const DISK_READ_BYTES_IN_FLIGHT_MAX: usize = 4 * 1024 * 1024;
+/// One read of the disk: a run of neighbouring batches. A batch that is larger is one read.
+pub const DISK_READ_BYTES_MAX: usize = 1024 * 1024;
+/// Reads of one answer: a fetch whose batches lie far apart gets some of them, and asks again.
 pub const DISK_READ_RUNS_MAX: usize = 16;
 /// What lies between two batches of a run and is read for nothing, at most.
 pub const DISK_READ_GAP_BYTES_MAX: u32 = 64 * 1024;
+/// Memory that reads of the disk use again and again; touched as it is used. It is no bound: what is held of reads has
+/// its own, and what is beyond this is allocated.
+pub const DISK_READ_POOL_BYTES: usize = 64 * 1024 * 1024;
+/// What is read ahead of one reader that goes through a partition in order.
+pub const READ_AHEAD_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Such readers that a core remembers. More of them are served, without reading ahead.
+pub const READ_STREAMS_MAX: usize = 64;
 
 /// One part of a shard's snapshot: it must fit into a group beside other records.
 pub const SNAPSHOT_PART_BYTES_MAX: usize = 512 * 1024;

@@ -75,6 +75,8 @@ counters! {
     connections,
     /// Bytes held in WAL buffers: open groups, in flight, tail cache (gauge).
     memory_wal_bytes,
+    /// Bytes of what was read from the disk: in flight, kept, in answers (gauge).
+    memory_reads_bytes,
     /// Bytes held for clients: requests, parts of requests, answers (gauge).
     memory_clients_bytes,
     /// Bytes held by the index of batches (gauge).

@@ -69,6 +69,7 @@ impl Host {
                 beside_bytes: WAL_GROUP_BESIDE_BYTES,
             },
             wal_bytes_max,
+            reads_bytes_max: 8 * 1024 * 1024,
             index_bytes_max,
         };
         let table = Arc::new(ShardTable::new(vec![CORE; 2]));

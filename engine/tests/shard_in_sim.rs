@@ -377,7 +377,13 @@ fn acknowledged_batches_survive_any_crash_once_and_in_order() {
 
 // ------------------------------------------------------------------------------------------------- segments
 
-const SMALL: Shape = Shape { segment_bytes: 64 * 1024, segments_max: 40, cache_bytes: 1024 * 1024, data_shards: 2 };
+const SMALL: Shape = Shape {
+    segment_bytes: 64 * 1024,
+    segments_max: 40,
+    cache_bytes: 1024 * 1024,
+    reads_bytes: 8 * 1024 * 1024,
+    data_shards: 2,
+};
 
 /// Writes about as many segments as that.
 fn fill(bench: &mut Bench, to: Route, segments: u64, tag: &mut u64) {

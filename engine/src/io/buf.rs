@@ -127,6 +127,22 @@ impl ChunkPool {
         Some(Chunk { memory: Arc::new(memory), frozen: 0, len: 0 })
     }
 
+    /// Memory for one read: a chunk of the pool, with whatever was read into it before, if the read fills most of it
+    /// and one is free; else its own. What the disk does not fill never becomes [`Bytes`].
+    ///
+    /// # Panics
+    /// When `bytes` are not whole blocks.
+    pub fn for_read(&mut self, bytes: usize) -> AlignedBuf {
+        assert!(bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES), "{bytes} bytes are not whole blocks");
+        // A small read would hold, and in time touch, a whole chunk.
+        let is_near = bytes > WAL_CHUNK_BYTES / 2 && bytes <= WAL_CHUNK_BYTES;
+        let chunk = if is_near { self.take(bytes) } else { None };
+        match chunk.and_then(|chunk| Arc::into_inner(chunk.memory)) {
+            Some(memory) => AlignedBuf { memory, len: bytes },
+            None => AlignedBuf::zeroed(bytes),
+        }
+    }
+
     /// Bytes of all chunks that are taken or still referred to.
     pub fn in_use_bytes(&self) -> usize {
         self.shared.in_use_bytes.load(Ordering::Acquire)
@@ -336,35 +352,39 @@ impl AsRef<[u8]> for Frozen {
 }
 
 /// Memory at a block's boundary for one read from the disk; becomes [`Bytes`] when it is full.
-pub struct AlignedBuf(Memory);
+pub struct AlignedBuf {
+    memory: Memory,
+    /// Not above the memory's.
+    len: usize,
+}
 
 impl AlignedBuf {
     /// Zeroed. `bytes` is a multiple of the block and not 0.
     pub fn zeroed(bytes: usize) -> AlignedBuf {
-        AlignedBuf(Memory { start: allocate(bytes), bytes, home: Home::OneOff { pool: None } })
+        let memory = Memory { start: allocate(bytes), bytes, home: Home::OneOff { pool: None } };
+        AlignedBuf { memory, len: bytes }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the whole allocation, initialised, and borrowed through the only owner.
-        unsafe { slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.bytes) }
+        // SAFETY: inside the allocation, initialised (it was zero at first), and borrowed through the only owner.
+        unsafe { slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.len) }
     }
 
     /// For the kernel, which writes there while the caller keeps `self`.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.start.as_ptr()
+        self.memory.start.as_ptr()
     }
 
     pub fn len(&self) -> usize {
-        self.0.bytes
+        self.len
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.bytes == 0
+        self.len == 0
     }
 
     pub fn freeze(self) -> Bytes {
-        let len = self.0.bytes;
-        Bytes::from_owner(Frozen { memory: Arc::new(self.0), at: 0, len })
+        Bytes::from_owner(Frozen { memory: Arc::new(self.memory), at: 0, len: self.len })
     }
 }
 
@@ -414,6 +434,26 @@ mod tests {
         drop((big, frozen));
         assert_eq!(pool.in_use_bytes(), 0);
         assert!(pool.take(4 * WAL_CHUNK_BYTES).is_some());
+    }
+
+    /// Lost if it fails: a read would write over what another read has left for its readers, or past its memory.
+    #[test]
+    fn memory_for_reads_is_used_again_when_nobody_has_it_and_is_never_short() {
+        let mut pool = pool(2);
+        const MOST: usize = WAL_CHUNK_BYTES - BLOCK_BYTES;
+        let mut first = pool.for_read(MOST);
+        first.bytes_mut().fill(7);
+        assert_eq!(first.len(), MOST);
+        let first = first.freeze();
+        let at = first.as_ptr();
+        let (second, third) = (pool.for_read(WAL_CHUNK_BYTES), pool.for_read(MOST));
+        assert_eq!(pool.in_use_bytes(), 2 * WAL_CHUNK_BYTES, "the third has its own");
+        assert_eq!(pool.for_read(BLOCK_BYTES).len(), BLOCK_BYTES);
+        assert_eq!(pool.for_read(WAL_CHUNK_BYTES + BLOCK_BYTES).len(), WAL_CHUNK_BYTES + BLOCK_BYTES);
+        assert!(first.iter().all(|b| *b == 7));
+        drop((first, second, third));
+        assert_eq!(pool.in_use_bytes(), 0);
+        assert_eq!(pool.for_read(MOST).freeze().as_ptr(), at);
     }
 
     /// Lost if it fails: bytes of a chunk's last use would reach the disk behind a group.

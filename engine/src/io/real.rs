@@ -2,9 +2,10 @@
 //! and the ends that wait to be reported. How bytes are moved is each one's own ([`Transfers`]).
 
 use super::background::Background;
-use super::buf::AlignedBuf;
+use super::buf::{AlignedBuf, ChunkPool};
 use super::files::{self, OpenFiles};
 use super::{BlockBuf, Disk, DiskDone, DiskOp, DurableMethod, FileId, OpId};
+use crate::limits::DISK_READ_POOL_BYTES;
 use crate::rt::Waker;
 use crate::types::CoreId;
 use std::collections::VecDeque;
@@ -52,6 +53,8 @@ impl What {
 pub(crate) struct RealDisk<T> {
     files: OpenFiles,
     background: Background,
+    /// What is read into: the same memory again and again, so that it is not made and cleared for each read.
+    reads: ChunkPool,
     pub(super) transfers: T,
     pub(super) done: VecDeque<DiskDone>,
 }
@@ -61,6 +64,7 @@ impl<T: Transfers> RealDisk<T> {
         RealDisk {
             files: OpenFiles::new(dir.clone()),
             background: Background::new(core, dir, waker),
+            reads: ChunkPool::new(DISK_READ_POOL_BYTES),
             transfers,
             done: VecDeque::new(),
         }
@@ -111,7 +115,8 @@ impl<T: Transfers> Disk for RealDisk<T> {
         match op {
             DiskOp::Write { file, at, buf } => self.start(id, file, at, What::Write(buf)),
             DiskOp::Read { file, at, len } => {
-                self.start(id, file, at, What::Read(AlignedBuf::zeroed(len as usize)));
+                let buf = self.reads.for_read(len as usize);
+                self.start(id, file, at, What::Read(buf));
             }
             DiskOp::Prepare { file, .. } | DiskOp::Remove { file } => {
                 // What was open under this number is, or will be, another file.

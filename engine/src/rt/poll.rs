@@ -254,7 +254,7 @@ impl Core {
             if conn.own.blocked || conn.connecting || conn.closing.is_some() || out.is_done() {
                 return;
             }
-            let parts: Vec<IoSlice<'_>> = out.next_parts().map(|part| IoSlice::new(part)).collect();
+            let parts: Vec<IoSlice<'_>> = out.next_parts().map(IoSlice::new).collect();
             match conn.socket.send_vectored_with_flags(&parts, libc::MSG_NOSIGNAL) {
                 Ok(taken) => {
                     drop(parts);

@@ -20,7 +20,7 @@ use super::real::{self, Kernel, Local};
 use super::{CloseReason, ConnId, Driver, Event};
 use crate::io::buf::AlignedBuf;
 use crate::io::uring::{DISK_TAG, RingDisk, RingTransfers, Submission, probe};
-use crate::limits::{BLOCK_BYTES, SEND_PARTS_MAX};
+use crate::limits::BLOCK_BYTES;
 use crate::types::Mono;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
 use socket2::{SockAddr, Socket};
@@ -39,6 +39,8 @@ const SETUP_PAUSE: Duration = Duration::from_millis(500);
 const SPARE_SENDS_MAX: usize = 64;
 /// What a poll for the peer's end waits for; an error or a hang-up of both ways it tells without being asked.
 const HANG_UP: u32 = libc::POLLRDHUP as u32;
+/// Of a send that is kept, so that a small answer does not keep what a large one needed.
+const SPARE_PARTS_MAX: usize = 64;
 /// The one group of provided buffers.
 const BUF_GROUP: u16 = 0;
 
@@ -269,25 +271,28 @@ struct ConnState {
 struct Sending {
     out: Outgoing,
     header: libc::msghdr,
-    parts: [libc::iovec; SEND_PARTS_MAX],
+    /// At most `SEND_PARTS_MAX`. Not touched while the operation is with the kernel.
+    parts: Vec<libc::iovec>,
 }
 
 impl Sending {
     fn new(out: Outgoing) -> Box<Sending> {
         // SAFETY: plain structs of integers and pointers, for which all zeros is a value.
-        unsafe { Box::new(Sending { out, header: std::mem::zeroed(), parts: std::mem::zeroed() }) }
+        unsafe { Box::new(Sending { out, header: std::mem::zeroed(), parts: vec![] }) }
     }
 
     /// The operation that sends the next parts. Valid while the box stays and nothing is advanced.
     fn entry(&mut self, fd: RawFd) -> squeue::Entry {
-        let mut count = 0;
-        for (slot, part) in self.parts.iter_mut().zip(self.out.next_parts()) {
-            *slot = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
-            count += 1;
-        }
+        self.parts.clear();
+        let parts = self.out.next_parts();
+        self.parts
+            .extend(parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() }));
         self.header.msg_iov = self.parts.as_mut_ptr();
-        self.header.msg_iovlen = count;
-        opcode::SendMsg::new(types::Fd(fd), &self.header).flags(libc::MSG_NOSIGNAL as u32).build()
+        self.header.msg_iovlen = self.parts.len();
+        // The kernel goes on by itself when the socket has room again: one completion for all parts, and not one for
+        // each time that the peer has taken some.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        opcode::SendMsg::new(types::Fd(fd), &self.header).flags(flags as u32).build()
     }
 }
 
@@ -390,7 +395,7 @@ impl Kernel for Ring {
     }
 
     fn sent(&mut self, sending: Option<Box<Sending>>) {
-        self.spare.extend(sending);
+        self.spare.extend(sending.filter(|sending| sending.parts.capacity() <= SPARE_PARTS_MAX));
         self.spare.truncate(SPARE_SENDS_MAX);
     }
 

@@ -19,6 +19,7 @@ use crate::types::{
 use crate::wal::{NoSpaceWhy, RecordAt, RecordHead, RecordKind, Room, Wal, WalConfig, WalError, WalOut};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct CoreConfig {
     pub wal: WalConfig,
     /// Budget of the WAL's buffers. Above three quarters of it readers get copies, so that a slow one holds no buffer.
     pub wal_bytes_max: usize,
+    /// What was read from the disk may take, in flight, kept, and in answers that are not sent.
+    pub reads_bytes_max: usize,
     /// Bytes that the index of batches may take before produce is held off.
     pub index_bytes_max: usize,
 }
@@ -199,7 +202,7 @@ impl Core {
             shards.insert(id, shard);
         }
         let core = Core {
-            reads: DiskReads::default(),
+            reads: DiskReads::new(config.reads_bytes_max),
             watches: Watches::default(),
             snapshots: super::snapshot::Snapshots::default(),
             config,
@@ -366,6 +369,7 @@ impl Core {
         self.reads.submit(&self.wal, &mut out.disk);
         let counters = &self.stats.counters;
         Counters::set(&counters.memory_wal_bytes, self.wal.memory_bytes() as u64);
+        Counters::set(&counters.memory_reads_bytes, self.reads.held_bytes() as u64);
         Counters::set(&counters.wal_disk_bytes, self.wal.disk_bytes());
     }
 
@@ -826,19 +830,26 @@ impl Core {
         let copies = self.wal.memory_bytes() > self.config.wal_bytes_max / 4 * 3;
         let mut bytes = 0;
         let mut parts = Vec::new();
-        let mut is_whole = true;
+        // Was it read from the disk, or has it to be? And up to where.
+        let (mut is_cold, mut is_whole, mut near, mut end) = (false, true, None, offset);
+        let mut has_more = false;
         for batch in batches {
             let len = batch.at.len as usize;
             if bytes + len > bytes_max && !(at_least_one && bytes == 0) {
+                has_more = true;
                 break;
             }
             bytes += len;
+            end = Offset(batch.base_offset.0 + i64::from(batch.count));
             parts.push(match self.wal.cached(batch.at) {
                 Some(body) if copies => Part::Here(Bytes::copy_from_slice(&body)),
                 Some(body) => Part::Here(body),
                 None => {
-                    is_whole = false;
-                    Part::At(batch.at)
+                    is_cold = true;
+                    self.reads.kept(&self.wal, from.partition, batch.at, &mut near).unwrap_or_else(|| {
+                        is_whole = false;
+                        Part::At(batch.at)
+                    })
                 }
             });
         }
@@ -846,11 +857,26 @@ impl Core {
             self.watches.add(ticket, from.partition);
         }
         if is_whole {
-            Counters::add(&self.stats.counters.fetch_bytes_total, bytes as u64);
-            done.batches = ReadJob::bodies(parts).expect("all are here");
-            out.answers.push((ticket, Answer::Read(Ok(done))));
+            let answer = ReadJob::bodies(parts).map(|bodies| {
+                Counters::add(&self.stats.counters.fetch_bytes_total, bytes as u64);
+                done.batches = bodies;
+                done
+            });
+            out.answers.push((ticket, Answer::Read(answer)));
         } else {
             self.reads.push(ticket, from.partition, parts, ReadKind::Fetch(done));
+        }
+        if is_cold && has_more {
+            self.read_ahead(from, offset..end, bytes);
+        }
+    }
+
+    /// What a reader that goes through a partition in order is going to ask for next.
+    fn read_ahead(&mut self, from: Route, answered: Range<Offset>, bytes: usize) {
+        let Some((next, bytes)) = self.reads.follow(from.partition, answered, bytes) else { return };
+        let partition = self.shards.get(&from.shard).and_then(|shard| shard.partitions.get(&from.partition));
+        if let Some(Ok(batches)) = partition.map(|partition| partition.read_from(next)) {
+            self.reads.read_ahead(batches.take_while(|batch| self.wal.cached(batch.at).is_none()), bytes);
         }
     }
 
@@ -922,7 +948,14 @@ impl Core {
 
     fn read_done(&mut self, done: DiskDone, out: &mut Out) {
         Counters::add(&self.stats.counters.fetch_disk_reads_total, 1);
-        let Some(ReadJob { ticket, parts, kind, .. }) = self.reads.done(&self.wal, done) else { return };
+        for job in self.reads.done(&self.wal, done) {
+            self.read_whole(job, out);
+        }
+    }
+
+    /// Everything that the job waited for is there, or can not be had.
+    fn read_whole(&mut self, job: ReadJob, out: &mut Out) {
+        let ReadJob { ticket, parts, kind, .. } = job;
         let answer = match (kind, ReadJob::bodies(parts)) {
             (ReadKind::Fetch(mut done), bodies) => Answer::Read(bodies.map(|bodies| {
                 let bytes: usize = bodies.iter().map(Bytes::len).sum();
@@ -937,6 +970,11 @@ impl Core {
             (ReadKind::Search(..), Err(refusal)) => Answer::Found(Err(refusal)),
         };
         out.answers.push((ticket, answer));
+    }
+
+    /// Bytes of what was read from the disk: in flight, kept, and in answers that are not sent.
+    pub fn reads_bytes(&self) -> usize {
+        self.reads.held_bytes()
     }
 
     /// For metrics and tests.

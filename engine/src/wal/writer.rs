@@ -992,6 +992,11 @@ impl Wal {
         self.cache.body(at)
     }
 
+    /// The file of a segment, while that is needed.
+    pub fn file_of(&self, sequence: SegmentSeq) -> Option<FileId> {
+        self.segment(sequence).map(|segment| segment.file)
+    }
+
     /// What to read for a record: file, first byte, length, in whole blocks. For [`Self::extract`].
     ///
     /// # Panics

@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use bytes::Bytes;
-use camus_engine::io::DiskOp;
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::{Crash, SimDisk};
+use camus_engine::io::{DiskOp, OpId};
 use camus_engine::limits::{WAL_CHUNK_BYTES, WAL_SPARE_SEGMENTS_MAX};
 use camus_engine::rt::sim::{SimCoreId, World};
 use camus_engine::rt::{Driver, Event, Rt, Turn};
@@ -13,7 +13,7 @@ use camus_engine::shard::api::{
 };
 use camus_engine::shard::core::{Core, CoreConfig, Out, RecoverError};
 use camus_engine::stats::CoreStats;
-use camus_engine::types::{CoreId, Offset, PartitionId, ShardId, Term};
+use camus_engine::types::{CoreId, Mono, Offset, PartitionId, ShardId, Term};
 use camus_engine::wal::{WalConfig, WalError};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -52,6 +52,8 @@ pub struct Board {
     asks: VecDeque<(Ticket, Ask)>,
     commands: VecDeque<Bytes>,
     pub answers: BTreeMap<u64, Vec<Answer>>,
+    /// Whose answer came when, in order.
+    pub told: Vec<(Mono, u64)>,
     pub fatal: Option<WalError>,
     /// The meta shard's state: which partition is where. A stand-in for the real one.
     pub meta: BTreeMap<PartitionId, ShardId>,
@@ -59,6 +61,10 @@ pub struct Board {
     pub meta_applied: u64,
     pub recovered_from_snapshot: bool,
     pub reads_from_disk: u64,
+    /// Reads that have no end yet, with their bytes; and the most that these, and what is held of reads, ever were.
+    reading: BTreeMap<OpId, u64>,
+    pub reading_bytes_most: u64,
+    pub reads_bytes_most: usize,
     pub disk_bytes: u64,
 }
 
@@ -75,13 +81,19 @@ impl Pump {
         loop {
             let mut board = self.board.borrow_mut();
             for (op, disk_op) in self.out.disk.drain(..) {
-                board.reads_from_disk += u64::from(matches!(disk_op, DiskOp::Read { .. }));
+                if let DiskOp::Read { len, .. } = &disk_op {
+                    board.reads_from_disk += 1;
+                    board.reading.insert(op, u64::from(*len));
+                    board.reading_bytes_most = board.reading_bytes_most.max(board.reading.values().sum());
+                    board.reads_bytes_most = board.reads_bytes_most.max(self.core.reads_bytes());
+                }
                 rt.disk().submit(op, disk_op);
             }
             if let Some(fatal) = self.out.fatal.take() {
                 board.fatal = Some(fatal);
             }
             for (ticket, answer) in self.out.answers.drain(..) {
+                board.told.push((rt.now(), ticket.request));
                 board.answers.entry(ticket.request).or_default().push(answer);
             }
             let mut changed = std::mem::take(&mut self.out.meta_leading);
@@ -147,7 +159,10 @@ impl Driver for Pump {
 
     fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>) {
         match event {
-            Event::Disk(done) => self.core.disk_done(rt.now(), done, &mut self.out),
+            Event::Disk(done) => {
+                self.board.borrow_mut().reading.remove(&done.op);
+                self.core.disk_done(rt.now(), done, &mut self.out);
+            }
             Event::Woken => {}
             other => panic!("{other:?}: there is no network here"),
         }
@@ -184,12 +199,19 @@ pub struct Shape {
     pub segment_bytes: u64,
     pub segments_max: usize,
     pub cache_bytes: usize,
+    pub reads_bytes: usize,
     pub data_shards: u32,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { segment_bytes: 256 * 1024, segments_max: 16, cache_bytes: 4 * 1024 * 1024, data_shards: 2 }
+        Shape {
+            segment_bytes: 256 * 1024,
+            segments_max: 16,
+            cache_bytes: 4 * 1024 * 1024,
+            reads_bytes: 8 * 1024 * 1024,
+            data_shards: 2,
+        }
     }
 }
 
@@ -249,6 +271,7 @@ impl Bench {
                 beside_bytes: 0, // many groups in flight: the hard case
             },
             wal_bytes_max,
+            reads_bytes_max: shape.reads_bytes,
             index_bytes_max: 64 * 1024 * 1024,
         };
         let seed = self.world.rng().u64();

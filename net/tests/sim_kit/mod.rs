@@ -151,6 +151,7 @@ impl SimBroker {
                     beside_bytes: WAL_GROUP_BESIDE_BYTES,
                 },
                 wal_bytes_max,
+                reads_bytes_max: 8 * 1024 * 1024,
                 index_bytes_max: 64 * 1024 * 1024,
             };
             let (shards, stats) = (Arc::clone(&self.broker.shards), Arc::clone(&self.stats[n]));

@@ -82,6 +82,7 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
             segment_bytes: plan.settings.wal_segment_bytes,
             segments_max: plan.wal_segments_max,
             wal_bytes: plan.budgets.wal_bytes,
+            reads_bytes: plan.budgets.reads_bytes,
             index_bytes: plan.budgets.index_bytes,
             broker: Arc::clone(&running.broker),
             stats: Arc::clone(&board.cores[n].stats),
@@ -263,6 +264,7 @@ struct Make {
     segment_bytes: u64,
     segments_max: usize,
     wal_bytes: usize,
+    reads_bytes: usize,
     index_bytes: usize,
     broker: Arc<Broker>,
     stats: Arc<CoreStats>,
@@ -288,6 +290,7 @@ impl Make {
                 beside_bytes: limits::WAL_GROUP_BESIDE_BYTES,
             },
             wal_bytes_max: self.wal_bytes,
+            reads_bytes_max: self.reads_bytes,
             index_bytes_max: self.index_bytes,
         };
         let seed = crate::data_dir::random_u64()

@@ -7,6 +7,8 @@ pub struct Budgets {
     /// Buffers of the write-ahead log: the group that fills, those in flight, and the tail cache that fetches read
     /// from.
     pub wal_bytes: usize,
+    /// What was read back from the disk: being read, kept for the next reader, in answers.
+    pub reads_bytes: usize,
     /// What is held for clients, of all connections: requests, parts of requests, answers that are being sent.
     pub clients_bytes: usize,
     /// Where each record batch lies, and who wrote it.
@@ -32,12 +34,18 @@ impl Budgets {
         assert!(cores > 0, "a broker has a core");
         let core = memory_bytes / cores as u64;
         let part = |percent: u64| usize::try_from(core * percent / 100).expect("a budget fits the address space");
-        Budgets { wal_bytes: part(50), clients_bytes: part(36), index_bytes: part(10), groups_bytes: part(4) * cores }
+        Budgets {
+            wal_bytes: part(44),
+            reads_bytes: part(6),
+            clients_bytes: part(36),
+            index_bytes: part(10),
+            groups_bytes: part(4) * cores,
+        }
     }
 
     #[cfg(test)]
     fn total_bytes(&self, cores: usize) -> usize {
-        (self.wal_bytes + self.clients_bytes + self.index_bytes) * cores + self.groups_bytes
+        (self.wal_bytes + self.reads_bytes + self.clients_bytes + self.index_bytes) * cores + self.groups_bytes
     }
 }
 

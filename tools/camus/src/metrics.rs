@@ -96,7 +96,12 @@ impl Collector for CoreMetrics {
             }
         }
         let budgets = &self.board.budgets;
-        let budgets = [("wal", budgets.wal_bytes), ("clients", budgets.clients_bytes), ("index", budgets.index_bytes)];
+        let budgets = [
+            ("wal", budgets.wal_bytes),
+            ("reads", budgets.reads_bytes),
+            ("clients", budgets.clients_bytes),
+            ("index", budgets.index_bytes),
+        ];
         let help = "What may be held, by budget (the core's share of camus.memory)";
         let mut family = encoder.encode_descriptor("memory_budget_bytes", help, None, MetricType::Gauge)?;
         for (number, _) in cores() {
@@ -223,7 +228,7 @@ mod tests {
             "camus_wal_flushes_total{core=\"1\"} 4",
             "camus_wal_bytes_per_flush{core=\"1\"} 4096",
             "camus_memory_bytes{core=\"1\",budget=\"clients\"} 77",
-            "camus_memory_budget_bytes{core=\"0\",budget=\"wal\"} 268435456",
+            "camus_memory_budget_bytes{core=\"0\",budget=\"wal\"} 236223201",
             "camus_connections{core=\"1\"} 5",
             "camus_stage_seconds_bucket{core=\"1\",stage=\"wal_write\",le=\"0.0001\"} 0",
             "camus_stage_seconds_bucket{core=\"1\",stage=\"wal_write\",le=\"0.0002\"} 1",
