@@ -111,6 +111,44 @@ impl GlommioShell {
     }
 }
 
+/// Against a fault of glommio 0.9: preempted just before it takes the first task, it believes that there is none, and
+/// parks with the pump ready to run. What woke the pump is used up by then, and a park lasts until something else
+/// comes; so something else always does. Three timers, since the fault can strike again at each. (A timer of a task
+/// that fires and arms itself anew does not help: its own task is then among those that do not run.)
+struct Guard {
+    after: Duration,
+    timers: [Timer; 3],
+}
+
+/// How long a park of that kind lasts at the most, while there is traffic: `GUARD`, then twice and four times.
+const GUARD: Duration = Duration::from_millis(20);
+/// The same after a time without any.
+const GUARD_IDLE: Duration = Duration::from_secs(1);
+
+impl Guard {
+    fn new() -> Guard {
+        Guard { after: GUARD, timers: Guard::timers(GUARD) }
+    }
+
+    fn timers(after: Duration) -> [Timer; 3] {
+        [1, 2, 4].map(|times| Timer::new(after * times))
+    }
+
+    /// True: one was due. All are armed when this returns.
+    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut due = |timers: &mut [Timer; 3]| {
+            timers.iter_mut().fold(false, |due, timer| Pin::new(timer).poll(cx).is_ready() | due)
+        };
+        let was_due = due(&mut self.timers);
+        if was_due {
+            self.after = (2 * self.after).min(GUARD_IDLE);
+            self.timers = Guard::timers(self.after);
+            due(&mut self.timers);
+        }
+        was_due
+    }
+}
+
 /// What has something to be done about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Key {
@@ -417,9 +455,18 @@ impl Core {
         if self.kernel.enable_eventfd() {
             let signals = self.kernel.signals.clone();
             let mut timer = timeout.map(Timer::new);
+            let mut guard = Guard::new();
             let parked = poll_fn(|cx| {
                 let due = timer.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready());
-                if due || !signals.park(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }
+                let late = guard.poll(cx);
+                if !due && signals.park(cx.waker()) {
+                    return Poll::Pending;
+                }
+                // Said as what it may be: the thread may also have waited for its CPU that long.
+                if late && !due {
+                    tracing::debug!("glommio may have parked with the pump ready to run; the guard woke it");
+                }
+                Poll::Ready(())
             });
             parked.await;
             self.kernel.signals.with(|signalled| signalled.pump = None);
