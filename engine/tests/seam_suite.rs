@@ -1,5 +1,6 @@
 //! One suite for every shell: what a driver may rely on. Each test runs on io_uring, on epoll and, with the feature
-//! `shell-glommio`, on glommio; the simulator has its own in `rt/sim.rs`. What would break the process for other tests runs in a child process (`child_*`, ignored).
+//! `shell-glommio`, on glommio; the simulator has its own in `rt/sim.rs`. What would break the process for other tests
+//! runs in a child process (`child_*`, ignored).
 #![allow(clippy::disallowed_methods, reason = "tests drive the shells from outside, with real clients and clocks")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 

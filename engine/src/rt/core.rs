@@ -1,7 +1,7 @@
 //! One core: its thread, its pinning, the shell it runs under.
 
 #[cfg(feature = "shell-glommio")]
-use super::glommio;
+use super::glommio::GlommioShell;
 use super::{Bell, Driver, Waker, machine, poll, uring};
 use crate::io::DurableMethod;
 use crate::io::buf::PoolRegions;
@@ -127,7 +127,7 @@ enum Shell {
     Uring(uring::UringShell),
     Poll(poll::PollShell),
     #[cfg(feature = "shell-glommio")]
-    Glommio(glommio::GlommioShell),
+    Glommio(GlommioShell),
 }
 
 impl Shell {
@@ -138,7 +138,7 @@ impl Shell {
             IoChoice::Uring => uring(),
             IoChoice::Blocking => poll(),
             #[cfg(feature = "shell-glommio")]
-            IoChoice::Glommio => glommio::GlommioShell::new(config).map(Shell::Glommio),
+            IoChoice::Glommio => GlommioShell::new(config).map(Shell::Glommio),
             #[cfg(not(feature = "shell-glommio"))]
             IoChoice::Glommio => Err(RtError::NotBuilt),
             IoChoice::Auto => match uring() {

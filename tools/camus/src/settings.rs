@@ -150,9 +150,9 @@ settings! {
         "How the kernel is asked. auto: io_uring, or blocking calls where it is forbidden, saying so. uring: nothing \
          else will do. Flag --io.";
     "camus.shell", Kind::Choice(&["auto", "uring", "poll", "glommio"]), "auto", "", Effect::Works,
-        "What drives a core, by name. auto: as camus.io says. uring: as camus.io = uring. poll: as camus.io = blocking. \
-         glommio: a shell for comparison, in builds with the cargo feature shell-glommio only; it is known to hang \
-         under load (docs/adr/0001). Flag --shell.";
+        "What drives a core, by name. auto: as camus.io says. uring: as camus.io = uring. poll: as camus.io = \
+         blocking. glommio: for comparison, in builds with the cargo feature shell-glommio only; it stalls under load \
+         (docs/adr/0001). Flag --shell.";
     "camus.shutdown.timeout.ms", Kind::Int { min: 100, max: 600_000 }, "8000", "ms", Effect::Works,
         "After SIGTERM: how long what is in flight may take.";
     "camus.log", Kind::Text, "info", "", Effect::Works,
