@@ -143,10 +143,13 @@ impl Background {
 fn prepare(dir: &Path, file: FileId, len: u64, stop: &AtomicBool) -> Result<(), DiskError> {
     assert!(len > 0 && len.is_multiple_of(crate::limits::BLOCK_BYTES as u64), "a file of {len} bytes");
     let (temporary, path) = (dir.join(files::temporary_name(file)), dir.join(files::name(file)));
-    let made = fill(&temporary, file, len, stop).and_then(|()| {
-        let renamed = rename_to_new(&temporary, &path);
-        renamed.map_err(|cause| files::error("prepare", file, 0, &cause))
-    });
+    let failed = |cause: io::Error| files::error("prepare", file, 0, &cause);
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
+    let opened = files::open_direct(&temporary, options).map_err(failed);
+    let made = opened
+        .and_then(|target| fill(&target, file, len, stop))
+        .and_then(|()| rename_to_new(&temporary, &path).map_err(failed));
     if let Err(error) = made {
         // Half a file is of no use and holds space that may be what is missing. If this fails too, the next start does
         // it.
@@ -157,16 +160,13 @@ fn prepare(dir: &Path, file: FileId, len: u64, stop: &AtomicBool) -> Result<(), 
         }
         return Err(error);
     }
-    flush_dir(dir).map_err(|cause| files::error("prepare", file, 0, &cause))
+    flush_dir(dir).map_err(failed)
 }
 
 /// Writes every block of a new file once and flushes it.
-fn fill(path: &Path, file: FileId, len: u64, stop: &AtomicBool) -> Result<(), DiskError> {
+pub(super) fn fill(target: &File, file: FileId, len: u64, stop: &AtomicBool) -> Result<(), DiskError> {
     let failed = |at| move |cause: io::Error| files::error("prepare", file, at, &cause);
-    let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
-    let target = files::open_direct(path, options).map_err(failed(0))?;
-    match rustix::fs::fallocate(&target, rustix::fs::FallocateFlags::empty(), 0, len) {
+    match rustix::fs::fallocate(target, rustix::fs::FallocateFlags::empty(), 0, len) {
         // Not every file system can; the zeros below allocate as well.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
         Err(cause) => return Err(failed(0)(cause.into())),

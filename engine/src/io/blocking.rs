@@ -46,7 +46,7 @@ impl Transfers for BlockingTransfers {
 }
 
 /// On the helper thread: everything that waits. Reads end as they are done, writes after the flush that covers them.
-fn transfer_all(batch: Vec<Transfer>, report: &mut dyn FnMut(DiskDone)) {
+pub(super) fn transfer_all(batch: Vec<Transfer>, report: &mut dyn FnMut(DiskDone)) {
     let mut written = vec![];
     for Transfer { op, file, at, open, what } in batch {
         match what {

@@ -47,7 +47,7 @@ pub(super) fn length(path: &Path) -> io::Result<u64> {
 
 /// Opens for direct I/O; where the file system has none, with the page cache and a warning.
 pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    match options.custom_flags(libc::O_DIRECT).open(path) {
+    match open_direct_only(path, options) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
             tracing::warn!(path = %path.display(), "this file system has no direct I/O; for development only");
             options.custom_flags(0).open(path)
@@ -56,9 +56,14 @@ pub(super) fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<
     }
 }
 
+/// Opens for direct I/O; EINVAL where the file system has none.
+pub(super) fn open_direct_only(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    options.custom_flags(libc::O_DIRECT).open(path)
+}
+
 /// Says, for as long as the kernel holds anything of this opening, that the file is being written: a shared lock on its
 /// open file description. A write that a killed process left in its ring keeps the description, and so the lock.
-fn say_in_use(file: &File) -> io::Result<()> {
+pub(super) fn say_in_use(file: &File) -> io::Result<()> {
     Ok(rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockShared)?)
 }
 

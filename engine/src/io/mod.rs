@@ -4,8 +4,8 @@
 //! Before the loop runs, [`Volume`] reads synchronously (recovery). Nothing here knows what the bytes mean.
 //! Files: `buf.rs` aligned, shared buffers; `uring.rs` operations on the core's ring; `blocking.rs` pread/pwrite on a
 //! helper thread, where io_uring is forbidden; `real.rs` what these two share; `background.rs` making and removing
-//! files; `files.rs` their names, and which are open; `volume.rs` the directory before the loop runs; `sim.rs` a
-//! simulated disk.
+//! files; `files.rs` their names, and which are open; `volume.rs` the directory before the loop runs; `floor.rs`
+//! the durable write by itself, to be measured; `sim.rs` a simulated disk.
 //! A file is named by its [`FileId`]: `000017.wal` in the core's directory.
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ mod background;
 pub(crate) mod blocking;
 pub mod buf;
 pub(crate) mod files;
+pub mod floor;
 pub(crate) mod real;
 pub mod sim;
 pub mod uring;

@@ -86,12 +86,22 @@ impl<T: Transfers> RealDisk<T> {
     }
 
     fn start(&mut self, op: OpId, file: FileId, at: u64, what: What) {
-        let name = what.name();
-        let opened = self.files.get(file);
-        let started = opened.and_then(|open| self.transfers.start(Transfer { op, file, at, open, what }));
-        if let Err(cause) = started {
-            self.done.push_back(DiskDone { op, result: Err(files::error(name, file, at, &cause)) });
+        match self.files.get(file) {
+            Ok(open) => self.start_on(Transfer { op, file, at, open, what }),
+            Err(cause) => self.failed(op, what.name(), file, at, &cause),
         }
+    }
+
+    /// The same for a file that is open already.
+    pub(super) fn start_on(&mut self, transfer: Transfer) {
+        let (op, name, file, at) = (transfer.op, transfer.what.name(), transfer.file, transfer.at);
+        if let Err(cause) = self.transfers.start(transfer) {
+            self.failed(op, name, file, at, &cause);
+        }
+    }
+
+    fn failed(&mut self, op: OpId, name: &'static str, file: FileId, at: u64, cause: &io::Error) {
+        self.done.push_back(DiskDone { op, result: Err(files::error(name, file, at, cause)) });
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings, Sources};
 use crate::shutdown::Shutdown;
-use crate::{compatibility, cores, out, process, serve, topic, wal};
+use crate::{bench, compatibility, cores, out, process, serve, topic, wal};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub enum Command {
         #[command(subcommand)]
         command: WalCommand,
     },
+    /// Measure how fast a Kafka-compatible broker answers, at what cost, and whether it flushes.
+    Bench(Box<bench::BenchArgs>),
     /// Tell what a setting means, or all of them.
     Settings {
         /// A setting, as in the file or as in the environment.
@@ -138,6 +140,7 @@ pub fn run(cli: Cli) -> Result<(), UserError> {
             WalCommand::Dump => wal::dump(&data_dir),
             WalCommand::Verify => wal::verify(&data_dir),
         },
+        Command::Bench(args) => bench::run(&args),
         Command::Settings { markdown: true, .. } => {
             out::line(settings::page().trim_end());
             Ok(())

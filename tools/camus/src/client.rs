@@ -32,18 +32,7 @@ impl Client {
     /// Connects and asks what the broker offers.
     pub fn connect(addr: &str) -> Result<Client, UserError> {
         let unreachable = |e: io::Error| errors::unreachable(addr, &e.to_string());
-        let mut last = io::Error::other("the name has no address");
-        let mut stream = None;
-        for address in addr.to_socket_addrs().map_err(unreachable)? {
-            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
-                Ok(connected) => {
-                    stream = Some(connected);
-                    break;
-                }
-                Err(e) => last = e,
-            }
-        }
-        let stream = stream.ok_or_else(|| unreachable(last))?;
+        let stream = open(addr)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
         stream.set_nodelay(true).map_err(unreachable)?;
@@ -125,6 +114,19 @@ impl Client {
     }
 }
 
+/// A connection to the first address of `addr` that takes one.
+pub fn open(addr: &str) -> Result<TcpStream, UserError> {
+    let unreachable = |e: io::Error| errors::unreachable(addr, &e.to_string());
+    let mut last = io::Error::other("the name has no address");
+    for address in addr.to_socket_addrs().map_err(unreachable)? {
+        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = e,
+        }
+    }
+    Err(unreachable(last))
+}
+
 /// A timeout and an end of stream, said so that a person knows what to look at.
 fn in_words(error: &io::Error) -> String {
     match error.kind() {
@@ -137,7 +139,7 @@ fn in_words(error: &io::Error) -> String {
 }
 
 /// A frame: length, request header, request.
-fn encode<R: Request>(request: &R, version: i16, correlation: i32) -> Result<BytesMut, String> {
+pub fn encode<R: Request>(request: &R, version: i16, correlation: i32) -> Result<BytesMut, String> {
     let mut body = BytesMut::new();
     let header = RequestHeader::default()
         .with_request_api_key(R::KEY)

@@ -3,6 +3,7 @@
 //! Every text here is held by a golden file (`golden/errors.txt`): it is part of the interface, scripts match the
 //! codes.
 
+use camus_engine::io::floor::FloorError;
 use camus_engine::limits::BLOCK_BYTES;
 use camus_engine::rt::RtError;
 use camus_engine::types::CoreId;
@@ -37,6 +38,8 @@ pub mod exit {
     pub const STOP_TIMEOUT: u8 = 17;
     /// No broker answers at the address.
     pub const UNREACHABLE: u8 = 20;
+    /// A measurement was stopped by a signal; as shells tell of SIGINT.
+    pub const INTERRUPTED: u8 = 130;
 
     /// Each status with its meaning, for the documentation.
     pub const ALL: &[(u8, &str)] = &[
@@ -52,6 +55,7 @@ pub mod exit {
         (CORE_FAILED, "a core's thread ended though nobody asked it to"),
         (STOP_TIMEOUT, "not everything in flight was finished within the time for stopping"),
         (UNREACHABLE, "no broker answers at the address"),
+        (INTERRUPTED, "a measurement was stopped by a signal"),
     ];
 }
 
@@ -126,6 +130,14 @@ is left.";
     WAL_FOREIGN = "CAM-0108", WAL_DAMAGED, "the write-ahead log is not one that this Camus can read",
 "The segment files carry the cluster, the core and the version of their format. These do not fit the data
 directory, or were written by a newer Camus.";
+    MEASURE = "CAM-0109", DATA_DIR, "the disk can not be measured",
+"`camus waltest`, `camus doctor` and `camus bench --floor-dir` write to a file of 64 MiB of their own in the directory
+and take it away again. The directory must exist, belong to a file system with that much room, and let this user
+write. Nothing that is there is touched.";
+    NOT_DURABLE = "CAM-0110", DATA_DIR, "no write is durable here",
+"A durable write is one that is on the media. A file system in memory (tmpfs, ramfs) has no media: what is measured
+there says nothing, and what is written there is gone at the next boot. One without direct I/O (O_DIRECT) can only
+be written through the page cache, which the log does not do where data matters. Use ext4 or XFS on a disk.";
     LISTEN = "CAM-0201", LISTEN, "a listener can not be opened",
 "The address is taken by another program, does not belong to this host, or the port needs privileges (below 1024).";
     RUNTIME = "CAM-0202", RUNTIME, "the kernel does not give what the loop needs",
@@ -147,8 +159,34 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
 "The broker understood the request and said no; its own error code and words are given.";
     BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",
 "The broker does not offer an API that this command needs, or its answer does not decode.";
+    INTERRUPTED = "CAM-0401", INTERRUPTED, "it was stopped",
+"Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
+    BENCH_TOPIC = "CAM-0601", REFUSED, "the topic of a bench run is not as it should be",
+"`camus bench` makes its topic, and takes one that is there if it has as many partitions as --partitions says. It does
+not change or delete a topic that it did not make: name another one with --topic, delete it yourself, or ask for as
+many partitions as it has. The same is said if not every partition got a leader in time.";
+    BENCH_AUTHENTICATION = "CAM-0602", UNREACHABLE, "the broker wants its clients to authenticate",
+"The listener closes the connection on what is asked before a SASL handshake. `camus bench` speaks to plain listeners
+only, as `camus topic` does.";
+    BENCH_LOST = "CAM-0603", UNREACHABLE, "the run was cut short",
+"A connection broke, or a request was not answered within --timeout-s. What was measured until then is not printed:
+a run that did not last is not comparable with one that did.";
+    BENCH_RECORD = "CAM-0604", REFUSED, "the broker does not take batches this large",
+"A batch of --batch-bytes (and some bytes for each record) is larger than the topic's max.message.bytes, which is
+about 1 MiB where nothing else was said.";
+    BENCH_OBSERVED = "CAM-0605", USAGE, "what was to be watched is not there",
+"--broker-pid names a running process of this host, --data-dir and --floor-dir directories of this host.";
+    BENCH_FLAGS = "CAM-0606", USAGE, "these flags do not go together",
+"Each flag is allowed alone, but not with the mode or with another flag. `camus bench --help` says which belong
+together.";
+    BENCH_FILE = "CAM-0607", USAGE, "a file of bench can not be read or written",
+"--json and --svg take a file in a directory that is there; `camus bench plot` reads what --json has written.";
+    BENCH_NOTHING = "CAM-0608", REFUSED, "nothing was acknowledged",
+"Not one request of the measured time was answered with success. The broker's own names of the errors are given.";
+    BENCH_SPREAD = "CAM-0609", USAGE, "the topic is led by more than one broker",
+"`camus bench` measures one broker: all its connections go to the address of --bootstrap.";
 }
 
 /// An error for the person at the terminal.
@@ -396,6 +434,76 @@ pub fn of_wal(data_dir: &Path, core: CoreId, error: &WalError) -> UserError {
     }
 }
 
+// ---- Measuring the disk ----
+
+/// `doing`: what was tried, as in "making a file".
+pub fn measure_io(dir: &Path, doing: &str, error: &std::io::Error) -> UserError {
+    use std::io::ErrorKind;
+    let shown = dir.display();
+    let (meaning, run) = match error.kind() {
+        ErrorKind::NotFound => ("there is no such directory".to_owned(), format!("mkdir -p {shown}")),
+        ErrorKind::NotADirectory => ("it is not a directory".to_owned(), format!("ls -ld {shown}")),
+        ErrorKind::PermissionDenied => (
+            "this user may not write there".to_owned(),
+            format!("ls -ld {shown}; id   (who owns it, and who are you?)"),
+        ),
+        ErrorKind::ReadOnlyFilesystem => {
+            ("the file system is mounted read-only".to_owned(), format!("findmnt -T {shown}"))
+        }
+        _ => (error.to_string(), format!("dmesg | tail; ls -ld {shown}")),
+    };
+    let what = format!("the disk can not be measured: {doing} failed");
+    UserError::new(MEASURE, what, shown.to_string(), meaning, "nothing was left there", run)
+}
+
+pub fn measure_space(dir: &Path, needed_bytes: u64, free_bytes: u64) -> UserError {
+    let (needed, free) = (crate::out::bytes(needed_bytes), crate::out::bytes(free_bytes));
+    UserError::new(
+        MEASURE,
+        "the disk can not be measured: there is no room",
+        dir.display().to_string(),
+        format!("{needed} are needed for a moment, {free} are free for this user"),
+        "nothing was written",
+        format!("df -h {}", dir.display()),
+    )
+}
+
+pub fn not_durable(dir: &Path, why: &str) -> UserError {
+    UserError::new(
+        NOT_DURABLE,
+        "no write is durable here",
+        dir.display().to_string(),
+        why,
+        "nothing was measured and nothing was left there",
+        format!("findmnt -T {}   (then name a directory of ext4 or XFS on a disk)", dir.display()),
+    )
+}
+
+pub fn interrupted() -> UserError {
+    UserError::new(
+        INTERRUPTED,
+        "it was stopped before it was done",
+        "this command",
+        "a signal came",
+        "removed what it had made for itself",
+        "camus waltest DIR --seconds 0.2   (the same, in a tenth of the time)",
+    )
+}
+
+/// Why the floor of a directory could not be measured.
+pub fn of_floor(dir: &Path, file_bytes: u64, error: &FloorError) -> UserError {
+    match error {
+        FloorError::NoDirect => not_durable(dir, "its file system has no direct I/O (O_DIRECT)"),
+        FloorError::NoSpace(_) => {
+            let free = rustix::fs::statvfs(dir).map_or(0, |space| space.f_bavail.saturating_mul(space.f_frsize));
+            measure_space(dir, file_bytes, free)
+        }
+        FloorError::NoRing(error) => runtime(0, &format!("io_uring: {error}")),
+        FloorError::Io { what, error } => measure_io(dir, what, error),
+        FloorError::Stopped => interrupted(),
+    }
+}
+
 // ---- Running ----
 
 pub fn listen(setting: &str, addr: &str, error: &std::io::Error) -> UserError {
@@ -498,6 +606,106 @@ pub fn broker_answer(addr: &str, why: &str) -> UserError {
     )
 }
 
+// ---- bench ----
+
+const NOT_MEASURED: &str = "nothing was measured";
+
+pub fn bench_topic(topic: &str, addr: &str, has: usize, asked: i32) -> UserError {
+    UserError::new(
+        BENCH_TOPIC,
+        format!("topic '{topic}' is there and has another number of partitions"),
+        addr,
+        format!("it has {has}, and --partitions asks for {asked}"),
+        "nothing was measured and the topic was left as it is",
+        format!("camus bench ... --partitions {has}   (or --topic another)"),
+    )
+}
+
+pub fn bench_leaders(topic: &str, addr: &str, led: usize, all: usize, seconds: u64) -> UserError {
+    UserError::new(
+        BENCH_TOPIC,
+        format!("topic '{topic}' was not ready within {seconds} s"),
+        addr,
+        format!("{led} of {all} partitions have a leader"),
+        "nothing was measured; the topic is left as it is",
+        format!("camus topic describe {topic} --bootstrap {addr}"),
+    )
+}
+
+pub fn bench_authentication(addr: &str) -> UserError {
+    UserError::new(
+        BENCH_AUTHENTICATION,
+        "the broker wants its clients to authenticate",
+        addr,
+        "it said what it offers and closed the connection on the first request",
+        NOT_MEASURED,
+        "camus bench ... --bootstrap HOST:PORT   (of a listener without SASL)",
+    )
+}
+
+pub fn bench_lost(addr: &str, why: &str) -> UserError {
+    UserError::new(
+        BENCH_LOST,
+        "the run was cut short",
+        addr,
+        why,
+        "ended; the topic may still be there",
+        format!("camus topic list --bootstrap {addr}   (does it still answer?)"),
+    )
+}
+
+pub fn bench_record(addr: &str, name: &str, bytes: usize) -> UserError {
+    UserError::new(
+        BENCH_RECORD,
+        "the broker does not take batches this large",
+        addr,
+        format!("it answered {name} to a request of about {}", crate::out::bytes(bytes as u64)),
+        "ended at the first of them",
+        "camus bench ... --batch-bytes N   (or raise the topic's max.message.bytes)",
+    )
+}
+
+pub fn bench_observed(place: &str, why: &str, run: &str) -> UserError {
+    UserError::new(BENCH_OBSERVED, "what was to be watched is not there", place, why, NOT_MEASURED, run)
+}
+
+pub fn bench_flags(what: &str, why: &str) -> UserError {
+    UserError::new(BENCH_FLAGS, what, "command line", why, NOT_MEASURED, "camus bench --help")
+}
+
+pub fn bench_file(path: &Path, why: &str) -> UserError {
+    UserError::new(
+        BENCH_FILE,
+        "a file of bench can not be read or written",
+        path.display().to_string(),
+        why,
+        "nothing was written there",
+        format!("ls -l {}", path.display()),
+    )
+}
+
+pub fn bench_nothing(addr: &str, counted: &str) -> UserError {
+    UserError::new(
+        BENCH_NOTHING,
+        "nothing was acknowledged",
+        addr,
+        counted,
+        "the run went on to its end",
+        format!("camus topic list --bootstrap {addr}"),
+    )
+}
+
+pub fn bench_spread(topic: &str, addr: &str) -> UserError {
+    UserError::new(
+        BENCH_SPREAD,
+        format!("topic '{topic}' is led by more than one broker"),
+        addr,
+        "one broker is measured, the one of --bootstrap, and it would refuse what others lead",
+        NOT_MEASURED,
+        "camus bench ... --bootstrap HOST:PORT   (of a cluster of one)",
+    )
+}
+
 pub fn unknown_code(code: &str) -> UserError {
     let nearest = CODES.iter().map(|c| c.code).min_by_key(|c| strsim::damerau_levenshtein(c, &code.to_uppercase()));
     UserError::new(
@@ -549,6 +757,15 @@ mod tests {
             ),
             wal_missing(&dir.join("core-1"), CoreId(1), "no segment is in the directory"),
             wal_foreign(dir, "camus-data/core-0/000017.wal", "format 2 is newer than this Camus knows (1)"),
+            measure_io(dir, "looking for it", &std::io::ErrorKind::NotFound.into()),
+            measure_io(dir, "looking for it", &std::io::ErrorKind::NotADirectory.into()),
+            measure_io(dir, "making a directory", &denied),
+            measure_io(dir, "making a directory", &std::io::Error::from_raw_os_error(30)),
+            measure_io(dir, "a durable write", &std::io::Error::from_raw_os_error(5)),
+            measure_space(dir, 68 << 20, 1 << 20),
+            not_durable(dir, "it is on a tmpfs, which is memory"),
+            of_floor(dir, 64 << 20, &FloorError::NoDirect),
+            interrupted(),
             listen("listeners", "127.0.0.1:9092", &std::io::Error::from_raw_os_error(98)),
             runtime(0, "io_uring_setup: Operation not permitted (os error 1)"),
             core_failed(1, "the thread panicked: durable LSN 7 passed written 6"),
@@ -565,6 +782,16 @@ mod tests {
             ),
             broker_answer("127.0.0.1:9092", "the answer to Metadata v12 ends early"),
             unknown_code("CAM-9999"),
+            bench_topic("camus-bench", "127.0.0.1:9092", 3, 1),
+            bench_leaders("camus-bench", "127.0.0.1:9092", 17, 10_000, 120),
+            bench_authentication("127.0.0.1:9092"),
+            bench_lost("127.0.0.1:9092", "it closed a connection"),
+            bench_record("127.0.0.1:9092", "MESSAGE_TOO_LARGE", 2 << 20),
+            bench_observed("process 4711", "No such file or directory (os error 2)", "pgrep -a camus   (or jps)"),
+            bench_flags("--codec lz4 does not go with e2e", "the send time is in the record"),
+            bench_file(Path::new("run.json"), "No such file or directory (os error 2)"),
+            bench_nothing("127.0.0.1:9092", "NOT_LEADER_OR_FOLLOWER 17 times"),
+            bench_spread("camus-bench", "127.0.0.1:9092"),
         ];
         let text: Vec<String> = errors.iter().map(|e| format!("{e}\n  (exit status {})\n", e.status)).collect();
         assert_golden("errors.txt", &text.join("\n"));

@@ -3,9 +3,10 @@
 //! `cli.rs` the command line; `settings.rs` every setting; `serve.rs` the order of a start and of an end, with
 //! `cores.rs` (the pinned threads), `data_dir.rs` (whose data, and one process at a time), `board.rs` + `http.rs` +
 //! `metrics.rs` (how it is), `memory.rs` (the budgets), `process.rs` (its limits and its end) and `shutdown.rs`;
-//! `topic.rs` over `client.rs`; `wal.rs`; `compatibility.rs` the page of what is served; `errors.rs` what a person
+//! `topic.rs` over `client.rs`; `wal.rs`; `waltest.rs` the disk by itself, in `percentiles.rs`; `compatibility.rs` the page of what is served; `errors.rs` what a person
 //! reads when the answer is no; `out.rs` the one place that prints.
 
+mod bench;
 mod board;
 mod cli;
 mod client;
@@ -19,12 +20,14 @@ mod http;
 mod memory;
 mod metrics;
 mod out;
+mod percentiles;
 mod process;
 mod serve;
 mod settings;
 mod shutdown;
 mod topic;
 mod wal;
+mod waltest;
 
 use clap::Parser;
 use std::process::ExitCode;

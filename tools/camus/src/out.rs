@@ -19,6 +19,11 @@ pub fn error(error: &UserError) {
     eprintln!("{error}");
 }
 
+/// A line on the terminal's standard error that the next one overwrites. The caller knows that it is a terminal.
+pub fn progress(text: &str) {
+    eprint!("\r\x1b[2K{text}");
+}
+
 /// Where a panic came from, if RUST_BACKTRACE asked for it.
 pub fn backtrace(trace: &std::backtrace::Backtrace) {
     if trace.status() == std::backtrace::BacktraceStatus::Captured {

@@ -1,0 +1,221 @@
+//! What is asked of the broker before and after a run, one request at a time: versions, the topic, producer ids, offsets.
+
+use super::Progress;
+use crate::client::{Client, REQUEST_TIMEOUT_MS, code_name};
+use crate::errors::{self, UserError};
+use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
+use kafka_protocol::messages::{
+    BrokerId, CreateTopicsRequest, DeleteTopicsRequest, DescribeConfigsRequest, FetchRequest, InitProducerIdRequest,
+    ListOffsetsRequest, MetadataRequest, ProduceRequest, ProducerId, SaslHandshakeRequest, TopicName,
+};
+use kafka_protocol::protocol::{Request, StrBytes};
+use std::time::{Duration, Instant};
+
+/// Topics have ids instead of names in later versions of Produce and Fetch.
+const NEWEST_WITH_NAMES: i16 = 12;
+/// Kafka's resource type of a topic.
+const RESOURCE_TOPIC: i8 = 2;
+const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
+/// Until each partition has a leader.
+const LEADERS_WAIT: Duration = Duration::from_secs(120);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const TOPIC_ALREADY_EXISTS: i16 = 36;
+
+/// A broker and the topic of the run.
+#[derive(Debug)]
+pub struct Cluster {
+    client: Client,
+    topic: String,
+    pub partitions: i32,
+    /// The topic was made here.
+    pub made: bool,
+}
+
+fn name(text: &str) -> TopicName {
+    TopicName(StrBytes::from_string(text.to_owned()))
+}
+
+impl Cluster {
+    /// Connects, and finds out whether it may ask anything.
+    pub fn connect(bootstrap: &str, topic: &str) -> Result<Cluster, UserError> {
+        let client = Client::connect(bootstrap)?;
+        let mut cluster = Cluster { client, topic: topic.to_owned(), partitions: 0, made: false };
+        let sasl = cluster.client.version::<SaslHandshakeRequest>(1).is_ok();
+        match cluster.client.ask(&MetadataRequest::default().with_topics(Some(Vec::new())), 12) {
+            Ok(_) => Ok(cluster),
+            // A listener that wants a client to authenticate closes on everything else.
+            Err(e) if sasl && e.code == errors::UNREACHABLE.code => Err(errors::bench_authentication(bootstrap)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// The version in which the broker is asked to produce.
+    pub fn produce_version(&self) -> Result<i16, UserError> {
+        self.at_least::<ProduceRequest>(3)
+    }
+
+    pub fn fetch_version(&self) -> Result<i16, UserError> {
+        self.at_least::<FetchRequest>(4)
+    }
+
+    /// Batches of magic 2 need this version.
+    fn at_least<R: Request>(&self, least: i16) -> Result<i16, UserError> {
+        let version = self.client.version::<R>(NEWEST_WITH_NAMES)?;
+        if version < least {
+            let why = format!("it offers API {} up to version {version}, and {least} is needed", R::KEY);
+            return Err(errors::broker_answer(self.client.addr(), &why));
+        }
+        Ok(version)
+    }
+
+    /// Makes the topic, or takes the one that is there if it has as many partitions; waits until each has a leader.
+    pub fn topic_ready(&mut self, partitions: i32, progress: &mut Progress) -> Result<(), UserError> {
+        let request = CreateTopicsRequest::default().with_timeout_ms(REQUEST_TIMEOUT_MS).with_topics(vec![
+            CreatableTopic::default()
+                .with_name(name(&self.topic))
+                .with_num_partitions(partitions)
+                .with_replication_factor(1),
+        ]);
+        let (answer, _) = self.client.ask(&request, 7)?;
+        let result = answer.topics.first().ok_or_else(|| self.nothing("CreateTopics"))?;
+        if result.error_code != TOPIC_ALREADY_EXISTS {
+            let what = format!("topic '{}' was not made", self.topic);
+            let run = format!("camus topic list --bootstrap {}", self.client.addr());
+            self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)?;
+            self.made = true;
+        }
+        self.wait_for_leaders(Some(partitions), progress)
+    }
+
+    /// Takes the topic as it is.
+    pub fn topic_as_it_is(&mut self, progress: &mut Progress) -> Result<(), UserError> {
+        self.wait_for_leaders(None, progress)
+    }
+
+    fn wait_for_leaders(&mut self, wanted: Option<i32>, progress: &mut Progress) -> Result<(), UserError> {
+        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+        let begun = Instant::now();
+        loop {
+            let found = self.metadata()?;
+            let there = found.partitions.len();
+            let led: Vec<BrokerId> = found
+                .partitions
+                .iter()
+                .filter(|p| p.error_code == 0 && p.leader_id.0 >= 0)
+                .map(|p| p.leader_id)
+                .collect();
+            if found.error_code == 0 && there > 0 {
+                if let Some(wanted) = wanted.filter(|w| *w as usize != there && !self.made) {
+                    return Err(errors::bench_topic(&self.topic, self.client.addr(), there, wanted));
+                }
+                if led.len() == there && wanted.is_none_or(|w| w as usize == there) {
+                    if led.iter().any(|leader| *leader != led[0]) {
+                        return Err(errors::bench_spread(&self.topic, self.client.addr()));
+                    }
+                    self.partitions = there as i32;
+                    return Ok(());
+                }
+            } else if wanted.is_none() || begun.elapsed() > LEADERS_WAIT {
+                let what = format!("topic '{}' can not be used", self.topic);
+                let run = format!("camus topic list --bootstrap {}", self.client.addr());
+                self.client.check(&what, found.error_code, None, &run)?;
+            }
+            if begun.elapsed() > LEADERS_WAIT {
+                let (led, all) = (led.len(), wanted.map_or(there, |w| w as usize));
+                return Err(errors::bench_leaders(&self.topic, self.client.addr(), led, all, LEADERS_WAIT.as_secs()));
+            }
+            progress.say(&format!("{} of {} partitions have a leader", led.len(), wanted.unwrap_or(there as i32)));
+            #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn metadata(&mut self) -> Result<MetadataResponseTopic, UserError> {
+        let topics = vec![MetadataRequestTopic::default().with_name(Some(name(&self.topic)))];
+        let request = MetadataRequest::default().with_topics(Some(topics)).with_allow_auto_topic_creation(false);
+        let (answer, _) = self.client.ask(&request, 12)?;
+        answer.topics.into_iter().next().ok_or_else(|| self.nothing("Metadata"))
+    }
+
+    fn nothing(&self, api: &str) -> UserError {
+        errors::broker_answer(self.client.addr(), &format!("its answer to {api} is empty"))
+    }
+
+    /// A producer id of its own, and its epoch.
+    pub fn producer_id(&mut self) -> Result<(i64, i16), UserError> {
+        let request = InitProducerIdRequest::default()
+            .with_transactional_id(None)
+            .with_transaction_timeout_ms(60_000)
+            .with_producer_id(ProducerId(-1))
+            .with_producer_epoch(-1);
+        let (answer, _) = self.client.ask(&request, 4)?;
+        self.client.check("no producer id was given", answer.error_code, None, "camus bench without --idempotent")?;
+        Ok((answer.producer_id.0, answer.producer_epoch))
+    }
+
+    /// First offset and end of each partition, in the order of their numbers.
+    pub fn offsets(&mut self) -> Result<Vec<(i32, i64, i64)>, UserError> {
+        let first = self.offsets_at(EARLIEST)?;
+        let end = self.offsets_at(LATEST)?;
+        Ok((0..self.partitions).zip(first).zip(end).map(|((p, first), end)| (p, first, end)).collect())
+    }
+
+    fn offsets_at(&mut self, timestamp: i64) -> Result<Vec<i64>, UserError> {
+        let partitions = (0..self.partitions).map(|p| {
+            ListOffsetsPartition::default()
+                .with_partition_index(p)
+                .with_current_leader_epoch(-1)
+                .with_timestamp(timestamp)
+        });
+        let topic = ListOffsetsTopic::default().with_name(name(&self.topic)).with_partitions(partitions.collect());
+        let request = ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
+        let (answer, _) = self.client.ask(&request, 6)?;
+        let topic = answer.topics.first().ok_or_else(|| self.nothing("ListOffsets"))?;
+        let mut offsets = vec![0; self.partitions as usize];
+        for partition in &topic.partitions {
+            let what = format!("the offsets of '{}'-{} are not known", self.topic, partition.partition_index);
+            let run = format!("camus topic describe {} --bootstrap {}", self.topic, self.client.addr());
+            self.client.check(&what, partition.error_code, None, &run)?;
+            if let Some(offset) = offsets.get_mut(partition.partition_index as usize) {
+                *offset = partition.offset;
+            }
+        }
+        Ok(offsets)
+    }
+
+    /// The topic's `flush.messages`, if the broker tells: after how many records it says that it flushes.
+    pub fn flush_messages(&mut self) -> Option<String> {
+        let resource = DescribeConfigsResource::default()
+            .with_resource_type(RESOURCE_TOPIC)
+            .with_resource_name(StrBytes::from_string(self.topic.clone()))
+            .with_configuration_keys(Some(vec![StrBytes::from_static_str("flush.messages")]));
+        let (answer, _) = self.client.ask(&DescribeConfigsRequest::default().with_resources(vec![resource]), 4).ok()?;
+        let config = answer.results.first()?.configs.iter().find(|c| c.name.as_str() == "flush.messages")?;
+        config.value.as_ref().map(|value| value.as_str().to_owned())
+    }
+
+    pub fn delete_topic(&mut self) -> Result<(), UserError> {
+        let request = DeleteTopicsRequest::default().with_timeout_ms(REQUEST_TIMEOUT_MS);
+        // Names are in another field since version 6.
+        let request = match self.client.version::<DeleteTopicsRequest>(6)? >= 6 {
+            true => request.with_topics(vec![DeleteTopicState::default().with_name(Some(name(&self.topic)))]),
+            false => request.with_topic_names(vec![name(&self.topic)]),
+        };
+        let (answer, _) = self.client.ask(&request, 6)?;
+        let result = answer.responses.first().ok_or_else(|| self.nothing("DeleteTopics"))?;
+        let what = format!("topic '{}' was not deleted", self.topic);
+        let run = format!("camus topic delete {} --bootstrap {}", self.topic, self.client.addr());
+        self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)
+    }
+
+    /// Kafka's name of what went wrong.
+    pub fn name_of(code: i16) -> String {
+        code_name(code)
+    }
+}

@@ -1,0 +1,175 @@
+//! The flags of `camus bench`, and which of them go together.
+
+use super::encode::{Codec, Payload, STAMP_BYTES};
+use crate::errors::{self, UserError};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// In flight of a connection where nothing is said: one after the other, or what Kafka's own clients do.
+const IN_FLIGHT_CLOSED: usize = 1;
+const IN_FLIGHT_OPEN: usize = 5;
+const CONNECTIONS_MAX: usize = 10_000;
+const IN_FLIGHT_MAX: usize = 10_000;
+const BATCH_BYTES_MAX: usize = 256 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Closed loop: each connection keeps --in-flight requests outstanding.
+    Produce,
+    /// Open loop: --rate requests a second, each counted from when it was to be sent.
+    Open,
+    /// Open loop with a consumer: from when a record was to be sent until it has arrived.
+    #[value(name = "e2e")]
+    E2e,
+    /// Read everything that is in the topic, over and over.
+    Fetch,
+}
+
+#[derive(Args, Clone, Debug, Serialize)]
+pub struct BenchArgs {
+    /// What is measured.
+    pub mode: Mode,
+    /// A broker's plain listener; it leads every partition of the topic.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9092")]
+    pub bootstrap: String,
+    /// Made if it is not there; deleted afterwards if it was made here.
+    #[arg(long, value_name = "NAME", default_value = "camus-bench")]
+    pub topic: String,
+    /// Of the topic. Requests go to them in turn, one partition each; each connection has its share.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(i32).range(1..=1_000_000))]
+    pub partitions: i32,
+    /// Bytes of a record's value; records have no key.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub record_bytes: usize,
+    /// Bytes of values in the one batch of a request [default: one record].
+    #[arg(long, value_name = "N")]
+    pub batch_bytes: Option<usize>,
+    /// Connections that produce, or that fetch.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub connections: usize,
+    /// Requests of a connection that are not yet answered [default: 1 for produce, 5 for open and e2e].
+    #[arg(long, value_name = "N")]
+    pub in_flight: Option<usize>,
+    /// Only all is measured: an answer that promises less is no answer.
+    #[arg(long, value_name = "all", default_value = "all", value_parser = ["all", "-1"])]
+    pub acks: String,
+    /// Each connection is an idempotent producer with its own id.
+    #[arg(long)]
+    pub idempotent: bool,
+    #[arg(long, value_enum, default_value_t = Codec::None)]
+    pub codec: Codec,
+    /// What is in the records.
+    #[arg(long, value_enum, default_value_t = Payload::Random)]
+    pub payload: Payload,
+    /// Requests a second of all connections together, for open and e2e.
+    #[arg(long, value_name = "N", default_value_t = 500.0)]
+    pub rate: f64,
+    /// Load that is not measured, before the load that is.
+    #[arg(long, value_name = "S", default_value_t = 3.0)]
+    pub warmup_s: f64,
+    #[arg(long, value_name = "S", default_value_t = 10.0)]
+    pub duration_s: f64,
+    /// The broker's process: its CPU time and memory are reported.
+    #[arg(long, value_name = "PID")]
+    pub broker_pid: Option<u32>,
+    /// The broker's data directory: flushes and bytes of the disk under it are reported.
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Measure the disk under this directory by itself, before and after (as `camus waltest` does).
+    #[arg(long, value_name = "DIR")]
+    pub floor_dir: Option<PathBuf>,
+    /// Seconds of each of the two measurements of --floor-dir.
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    pub floor_s: f64,
+    /// Write everything as JSON; - is standard output (then there is no text).
+    #[arg(long, value_name = "FILE|-")]
+    pub json: Option<PathBuf>,
+    /// Draw latency by percentile.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Do not delete the topic afterwards.
+    #[arg(long)]
+    pub keep_topic: bool,
+    /// A request that is not answered for so long ends the run.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    pub timeout_s: u32,
+    /// Bytes of an answer to a fetch.
+    #[arg(long, value_name = "N", default_value_t = 8 << 20, value_parser = clap::value_parser!(i32).range(1..=1 << 30))]
+    pub fetch_max_bytes: i32,
+    /// Bytes of one partition in it.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(i32).range(1..=1 << 30))]
+    pub partition_max_bytes: i32,
+    /// fetch: so many 10^6 bytes of values are produced first.
+    #[arg(long, value_name = "MB", default_value_t = 256)]
+    pub fill_mb: u64,
+    /// fetch: read what is in the topic already.
+    #[arg(long)]
+    pub no_fill: bool,
+    /// fetch: read everything once and end, without a warm-up (what a cold cache costs).
+    #[arg(long)]
+    pub once: bool,
+}
+
+impl BenchArgs {
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.unwrap_or(match self.mode {
+            Mode::Open | Mode::E2e => IN_FLIGHT_OPEN,
+            Mode::Produce | Mode::Fetch => IN_FLIGHT_CLOSED,
+        })
+    }
+
+    /// Records of one batch.
+    pub fn records(&self) -> usize {
+        (self.batch_bytes.unwrap_or(0) / self.record_bytes.max(1)).max(1)
+    }
+
+    pub fn is_open(&self) -> bool {
+        matches!(self.mode, Mode::Open | Mode::E2e)
+    }
+
+    /// Refuses what is out of range or does not go together.
+    pub fn check(&self) -> Result<(), UserError> {
+        let wrong = |what: &str, why: &str| Err(errors::bench_flags(what, why));
+        if !(1..=CONNECTIONS_MAX).contains(&self.connections) {
+            return wrong("--connections is out of range", &format!("it takes 1 to {CONNECTIONS_MAX}"));
+        }
+        if !(1..=IN_FLIGHT_MAX).contains(&self.in_flight()) {
+            return wrong("--in-flight is out of range", &format!("it takes 1 to {IN_FLIGHT_MAX}"));
+        }
+        if !(self.rate > 0.0 && self.rate <= 10_000_000.0) {
+            return wrong("--rate is out of range", "it takes more than 0 and at most 10,000,000 requests a second");
+        }
+        let seconds = 0.0..=86_400.0 * 7.0;
+        let times = [self.warmup_s, self.duration_s, self.floor_s];
+        if !times.iter().all(|s| seconds.contains(s)) || self.duration_s <= 0.0 || self.floor_s <= 0.0 {
+            return wrong("a time is out of range", "times are seconds, at most a week; what is measured lasts some");
+        }
+        if self.timeout_s == 0 || self.timeout_s > 86_400 {
+            return wrong("--timeout-s is out of range", "it takes 1 s to a day");
+        }
+        if self.records().saturating_mul(self.record_bytes) > BATCH_BYTES_MAX {
+            return wrong("--batch-bytes or --record-bytes is out of range", "a batch has at most 256 MiB");
+        }
+        if self.mode == Mode::E2e && self.codec != Codec::None {
+            return wrong("--codec does not go with e2e", "the send time is written into the record of each request");
+        }
+        if self.mode == Mode::E2e && self.record_bytes < STAMP_BYTES {
+            return wrong("--record-bytes is too small for e2e", "the send time in the record takes 16 bytes");
+        }
+        if self.mode != Mode::Fetch && (self.no_fill || self.once) {
+            return wrong(
+                "--no-fill and --once are of fetch",
+                "the other modes have nothing to fill or to read to an end",
+            );
+        }
+        if self.idempotent && self.in_flight() > 5 {
+            return wrong(
+                "--idempotent goes with at most 5 in flight",
+                "a broker remembers the last 5 batches (KIP-98)",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,325 @@
+//! What a run came to: the JSON that scripts read, and the text that a person reads.
+
+use super::device::Device;
+use super::flags::{BenchArgs, Mode};
+use super::run::{Measured, Sample};
+use super::stats::{self, Second};
+use crate::out;
+use crate::percentiles::Percentiles;
+use crate::waltest::Floor;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// With fewer flushes than this for each acknowledged request, the other side answers without them.
+const FLUSHES_OF_AN_FSYNCING_BROKER_MIN: f64 = 0.001;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    pub cpus: usize,
+    pub kernel: String,
+    pub load_before: Option<f64>,
+    pub load_after: Option<f64>,
+}
+
+/// CPU time of the measured time. None where it is not known.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Cpu {
+    pub client_s: f64,
+    pub broker_s: Option<f64>,
+    pub client_us_per_request: f64,
+    pub broker_us_per_request: Option<f64>,
+    pub client_s_per_gb: f64,
+    pub broker_s_per_gb: Option<f64>,
+}
+
+/// What the whole device did in the measured time, for whomever.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DeviceUse {
+    pub name: String,
+    pub write_back: bool,
+    pub fua: bool,
+    pub flushes: u64,
+    pub flushes_per_request: f64,
+    pub writes: u64,
+    pub writes_per_request: f64,
+    pub bytes_written: u64,
+    pub bytes_per_acked_byte: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Broker {
+    pub pid: u32,
+    pub rss_bytes: u64,
+    pub rss_max_bytes: u64,
+    pub write_bytes: Option<u64>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Floors {
+    pub before: Option<Floor>,
+    pub after: Option<Floor>,
+}
+
+/// Field names are an interface: `benches/` and users' scripts read them.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub version: &'static str,
+    pub mode: Mode,
+    /// When the load began, ms since 1970.
+    pub started: u64,
+    pub settings: BenchArgs,
+    pub host: Host,
+    pub requests: u64,
+    pub records: u64,
+    pub bytes: u64,
+    pub errors: BTreeMap<String, u64>,
+    pub seconds: f64,
+    pub requests_per_s: f64,
+    pub mb_per_s: f64,
+    pub latency_us: Percentiles,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub produce_latency_us: Option<Percentiles>,
+    /// How late requests of an open loop were handed to their connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub send_delay_us: Option<Percentiles>,
+    pub distribution: Vec<(f64, f64)>,
+    pub timeline: Vec<Second>,
+    pub cpu: Cpu,
+    pub device: Option<DeviceUse>,
+    pub broker: Option<Broker>,
+    pub floor: Option<Floors>,
+    /// The topic's `flush.messages`, as the broker tells it.
+    pub flush_messages: Option<String>,
+    /// What is known of whether the other side flushed before it answered.
+    pub durability: String,
+}
+
+impl Report {
+    pub fn of(args: &BenchArgs, measured: &Measured, device: Option<&Device>, started: u64) -> Report {
+        let recorder = &measured.recorder;
+        let (requests, bytes, seconds) = (recorder.requests(), recorder.bytes, recorder.seconds());
+        let produced = Percentiles::of(&recorder.latency);
+        let (latency, histogram, produce_latency_us) = match &measured.arrivals {
+            Some(arrivals) => (Percentiles::of(&arrivals.latency), &arrivals.latency, Some(produced)),
+            None => (produced, &recorder.latency, None),
+        };
+        let settings = BenchArgs { in_flight: Some(args.in_flight()), ..args.clone() };
+        Report {
+            version: env!("CARGO_PKG_VERSION"),
+            mode: args.mode,
+            started,
+            settings,
+            host: Host {
+                cpus: std::thread::available_parallelism().map_or(0, usize::from),
+                kernel: super::process::kernel(),
+                load_before: None,
+                load_after: None,
+            },
+            requests,
+            records: recorder.records,
+            bytes,
+            errors: recorder.errors.clone(),
+            seconds,
+            requests_per_s: requests as f64 / seconds,
+            mb_per_s: bytes as f64 / 1e6 / seconds,
+            latency_us: latency,
+            produce_latency_us,
+            send_delay_us: args.is_open().then(|| Percentiles::of(&measured.late)),
+            distribution: stats::distribution(histogram),
+            timeline: recorder.timeline.clone(),
+            cpu: cpu(&measured.marks, requests, bytes),
+            device: device.and_then(|d| device_use(d, &measured.marks, requests, bytes)),
+            broker: broker(args.broker_pid, &measured.marks),
+            floor: None,
+            flush_messages: None,
+            durability: String::new(),
+        }
+    }
+
+    pub fn with_host(mut self, before: Option<f64>, after: Option<f64>) -> Report {
+        (self.host.load_before, self.host.load_after) = (before, after);
+        self
+    }
+
+    pub fn with_floor(mut self, before: Option<Floor>, after: Option<Floor>) -> Report {
+        self.floor = (before.is_some() || after.is_some()).then_some(Floors { before, after });
+        self
+    }
+
+    pub fn with_flush_messages(mut self, says: Option<String>) -> Report {
+        self.flush_messages = says;
+        self.durability = durability(self.mode, self.device.as_ref(), self.flush_messages.as_deref());
+        self
+    }
+
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and names only")
+    }
+
+    pub fn mode_name(&self) -> &'static str {
+        match self.mode {
+            Mode::Produce => "produce",
+            Mode::Open => "open",
+            Mode::E2e => "e2e",
+            Mode::Fetch => "fetch",
+        }
+    }
+}
+
+fn cpu(marks: &[Sample; 2], requests: u64, bytes: u64) -> Cpu {
+    let [begin, end] = marks;
+    let client_s = end.client_s - begin.client_s;
+    let broker_s = begin.broker.zip(end.broker).map(|(b, e)| e.cpu_s - b.cpu_s);
+    let per_request = |s: f64| s * 1e6 / requests.max(1) as f64;
+    let per_gb = |s: f64| s * 1e9 / bytes.max(1) as f64;
+    Cpu {
+        client_s,
+        broker_s,
+        client_us_per_request: per_request(client_s),
+        broker_us_per_request: broker_s.map(per_request),
+        client_s_per_gb: per_gb(client_s),
+        broker_s_per_gb: broker_s.map(per_gb),
+    }
+}
+
+fn device_use(device: &Device, marks: &[Sample; 2], requests: u64, bytes: u64) -> Option<DeviceUse> {
+    let (begin, end) = marks[0].device.zip(marks[1].device)?;
+    let (flushes, writes) = (end.flushes - begin.flushes, end.writes - begin.writes);
+    let bytes_written = end.bytes_written - begin.bytes_written;
+    let per_request = |n: u64| n as f64 / requests.max(1) as f64;
+    Some(DeviceUse {
+        name: device.name.clone(),
+        write_back: device.write_back,
+        fua: device.fua,
+        flushes,
+        flushes_per_request: per_request(flushes),
+        writes,
+        writes_per_request: per_request(writes),
+        bytes_written,
+        bytes_per_acked_byte: bytes_written as f64 / bytes.max(1) as f64,
+    })
+}
+
+fn broker(pid: Option<u32>, marks: &[Sample; 2]) -> Option<Broker> {
+    let (begin, end) = marks[0].broker.zip(marks[1].broker)?;
+    Some(Broker {
+        pid: pid?,
+        rss_bytes: end.rss_bytes,
+        rss_max_bytes: end.rss_max_bytes,
+        write_bytes: end.write_bytes.zip(begin.write_bytes).map(|(e, b)| e.saturating_sub(b)),
+    })
+}
+
+/// In one sentence, what was seen. The device is the host's: others may have flushed as well, so that it flushed proves
+/// less than that it did not.
+fn durability(mode: Mode, device: Option<&DeviceUse>, says: Option<&str>) -> String {
+    let says = match says {
+        Some("1") => " Its topic says flush.messages=1: it means to flush each append.".to_owned(),
+        Some(says) => format!(" Its topic says flush.messages={says}."),
+        None => String::new(),
+    };
+    let seen = match device {
+        _ if mode == Mode::Fetch => return "not a matter of reading".to_owned(),
+        None => "not known: without --data-dir (on a block device of this host) nothing is measured.".to_owned(),
+        Some(d) if d.writes_per_request < FLUSHES_OF_AN_FSYNCING_BROKER_MIN => {
+            let name = &d.name;
+            format!(
+                "{name} was hardly written to: the other side did not write to it before answering: its figures are \
+                 not comparable with an fsyncing broker."
+            )
+        }
+        Some(d) if !d.write_back || d.fua => format!(
+            "{} needs no flushes to be durable ({}), so they say nothing; {:.3} writes for each acknowledged request.",
+            d.name,
+            if d.fua { "it takes writes past its cache" } else { "its cache is write-through" },
+            d.writes_per_request
+        ),
+        Some(d) if d.flushes_per_request < FLUSHES_OF_AN_FSYNCING_BROKER_MIN => {
+            "the other side did not flush before answering: its figures are not comparable with an fsyncing broker."
+                .to_owned()
+        }
+        Some(d) => format!("{:.3} flushes of {} for each acknowledged request.", d.flushes_per_request, d.name),
+    };
+    format!("{seen}{says}")
+}
+
+/// The report for a person: one thing a line, figures in columns.
+pub fn text(report: &Report) -> String {
+    let mut lines = vec![headline(report), String::new()];
+    let mut rows = vec![["latency, us", "p50", "p90", "p99", "p99.9", "max", "mean"].map(str::to_owned).to_vec()];
+    let mut row = |name: &str, p: &Percentiles| {
+        let cell = |us: f64| if us < 1000.0 { format!("{us:.1}") } else { format!("{us:.0}") };
+        let mut cells = vec![name.to_owned()];
+        cells.extend([p.p50, p.p90, p.p99, p.p999, p.max, p.mean].map(cell));
+        rows.push(cells);
+    };
+    row(if report.mode == Mode::E2e { "end to end" } else { report.mode_name() }, &report.latency_us);
+    if let Some(produce) = &report.produce_latency_us {
+        row("produce", produce);
+    }
+    if let Some(delay) = &report.send_delay_us {
+        row("sent late by", delay);
+    }
+    if let Some(floors) = &report.floor {
+        for (name, floor) in [("floor before", &floors.before), ("floor after", &floors.after)] {
+            if let Some(floor) = floor {
+                row(name, &floor.write_4k_us);
+            }
+        }
+    }
+    lines.push(out::table(&rows));
+    lines.push(String::new());
+    let mut facts = Vec::new();
+    let mut fact = |name: &str, text: String| facts.push(vec![name.to_owned(), text]);
+    let per_s = format!("{:.1}/s   {:.2} MB/s", report.requests_per_s, report.mb_per_s);
+    fact("requests", format!("{} in {:.2} s   {per_s}", report.requests, report.seconds));
+    let errors: Vec<String> = report.errors.iter().map(|(name, n)| format!("{name} {n}")).collect();
+    fact("errors", if errors.is_empty() { "none".to_owned() } else { errors.join(", ") });
+    let cpu = |s: f64, us: f64, gb: f64| format!("{s:.2} s   {us:.1} us a request   {gb:.3} s a GB");
+    let c = &report.cpu;
+    fact("CPU client", cpu(c.client_s, c.client_us_per_request, c.client_s_per_gb));
+    if let (Some(s), Some(us), Some(gb)) = (c.broker_s, c.broker_us_per_request, c.broker_s_per_gb) {
+        fact("CPU broker", cpu(s, us, gb));
+    }
+    if let Some(b) = &report.broker {
+        fact("memory", format!("{} resident, {} at most", out::bytes(b.rss_bytes), out::bytes(b.rss_max_bytes)));
+    }
+    if let Some(d) = &report.device {
+        let per = format!("{:.3} flushes and {:.3} writes a request", d.flushes_per_request, d.writes_per_request);
+        fact("device", format!("{}   {per}   {:.2} bytes a byte", d.name, d.bytes_per_acked_byte));
+    }
+    if let Some(floors) = &report.floor {
+        let shown = |f: &Option<Floor>| f.as_ref().map_or("-".to_owned(), |f| format!("{:.0}", f.sequential_mb_per_s));
+        let method = floors.before.as_ref().map_or("-", |f| f.method.as_str());
+        let both = format!("{} and {} MB/s of 1 MiB writes", shown(&floors.before), shown(&floors.after));
+        fact("floor", format!("{method}: {both}"));
+    }
+    let load = |l: Option<f64>| l.map_or("-".to_owned(), |l| format!("{l:.2}"));
+    let loads = format!("{} before, {} after", load(report.host.load_before), load(report.host.load_after));
+    fact("host", format!("{} CPUs, load {loads}", report.host.cpus));
+    fact("durability", report.durability.clone());
+    lines.push(out::table(&facts));
+    lines.join("\n")
+}
+
+fn headline(report: &Report) -> String {
+    let s = &report.settings;
+    let many = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let records = s.records();
+    let batch = match records {
+        1 => format!("{} a record", out::bytes(s.record_bytes as u64)),
+        n => format!("{n} records of {} a batch", out::bytes(s.record_bytes as u64)),
+    };
+    let rate = if s.is_open() { format!(", {} requests/s", s.rate) } else { String::new() };
+    let partitions = many(s.partitions as usize, "partition");
+    let how = match report.mode {
+        Mode::Fetch => format!("{partitions}, {}", many(s.connections, "connection")),
+        _ => format!(
+            "{partitions}, {} x {} in flight, {batch}{rate}{}",
+            many(s.connections, "connection"),
+            s.in_flight(),
+            if s.idempotent { ", idempotent" } else { "" }
+        ),
+    };
+    format!("{} against {}: {how}", report.mode_name(), s.bootstrap)
+}

@@ -1,0 +1,332 @@
+//! One run from beginning to end: look that everything is there, make the topic, drive the load, clean up, report.
+
+use super::cluster::Cluster;
+use super::conn::Producer;
+use super::device::{Counters, Device};
+use super::drive::{Arrivals, Clock, Drive};
+use super::encode::{self, Batch, BatchSpec, Template};
+use super::fetch::{Asking, Fetcher};
+use super::flags::{BenchArgs, Mode};
+use super::load::{Schedule, Share, Window, partitions_of};
+use super::process::{self, Usage};
+use super::report::{self, Report};
+use super::stats::Recorder;
+use super::{Progress, plot};
+use crate::errors::{self, UserError};
+use crate::percentiles::histogram;
+use crate::waltest::{self, Floor};
+use crate::{client, out};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Batches and requests that fill a topic before it is read.
+const FILL_BATCH_BYTES: usize = 64 * 1024;
+const FILL_IN_FLIGHT: usize = 5;
+/// The consumer of an end-to-end run waits for records this long, and gets them one by one if they come so.
+const CONSUMER_WAIT_MS: i32 = 500;
+/// A load that ends by itself and not by the clock.
+const NO_END_NS: u64 = u64::MAX / 4;
+
+/// What was counted until one moment.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Sample {
+    pub client_s: f64,
+    pub broker: Option<Usage>,
+    pub device: Option<Counters>,
+}
+
+/// What is looked at from outside, and was found to be there.
+#[derive(Debug)]
+struct Watched {
+    pid: Option<u32>,
+    device: Option<Device>,
+}
+
+impl Watched {
+    fn find(args: &BenchArgs) -> Result<Watched, UserError> {
+        if let Some(pid) = args.broker_pid {
+            process::usage(pid)?;
+        }
+        if let Some(dir) = &args.floor_dir
+            && !dir.is_dir()
+        {
+            let shown = dir.display().to_string();
+            return Err(errors::bench_observed(&shown, "it is no directory", &format!("ls -ld {shown}")));
+        }
+        let device = args.data_dir.as_deref().map(Device::of).transpose()?.flatten();
+        Ok(Watched { pid: args.broker_pid, device })
+    }
+
+    fn sample(&self) -> Result<Sample, UserError> {
+        Ok(Sample {
+            client_s: process::own_cpu_s(),
+            broker: self.pid.map(process::usage).transpose()?,
+            device: self.device.as_ref().map(Device::counters),
+        })
+    }
+}
+
+/// Does what was asked for and prints what came of it.
+pub fn run(args: &BenchArgs) -> Result<(), UserError> {
+    args.check()?;
+    for file in [&args.json, &args.svg].into_iter().flatten().filter(|f| f.as_os_str() != "-") {
+        check_writable(file)?;
+    }
+    crate::process::raise_limits();
+    let watched = Watched::find(args)?;
+    let mut progress = Progress::new();
+    let mut cluster = Cluster::connect(&args.bootstrap, &args.topic)?;
+    let load_before = process::load();
+    let before = floor(args, &mut progress, "before")?;
+    let measured = match topic(args, &mut cluster, &mut progress) {
+        Ok(()) => measure(args, &mut cluster, &watched, &mut progress),
+        Err(e) => Err(e),
+    };
+    let flush_messages = cluster.flush_messages();
+    if cluster.made && !args.keep_topic {
+        // If the run failed, its own error says more.
+        let deleted = cluster.delete_topic();
+        if measured.is_ok() {
+            deleted?;
+        }
+    }
+    let (measured, started) = measured?;
+    let load_after = process::load();
+    let after = floor(args, &mut progress, "after")?;
+    progress.end();
+    let recorder = &measured.recorder;
+    if recorder.requests() == 0 {
+        let counted: Vec<String> = recorder.errors.iter().map(|(name, n)| format!("{name} {n} times")).collect();
+        let counted = if counted.is_empty() { "no request was measured".to_owned() } else { counted.join(", ") };
+        return Err(errors::bench_nothing(&args.bootstrap, &counted));
+    }
+    let report = Report::of(args, &measured, watched.device.as_ref(), started)
+        .with_host(load_before, load_after)
+        .with_floor(before, after)
+        .with_flush_messages(flush_messages);
+    let text = report.json();
+    match &args.json {
+        Some(file) if file.as_os_str() == "-" => out::line(&text),
+        Some(file) => {
+            std::fs::write(file, format!("{text}\n")).map_err(|e| errors::bench_file(file, &e.to_string()))?;
+            out::line(report::text(&report));
+        }
+        None => out::line(report::text(&report)),
+    }
+    match &args.svg {
+        Some(file) => {
+            plot::write(file, &[(format!("{} {}", report.mode_name(), args.bootstrap), report.distribution.clone())])
+        }
+        None => Ok(()),
+    }
+}
+
+/// Before a long run: is there a directory for its file?
+fn check_writable(file: &Path) -> Result<(), UserError> {
+    let dir = file.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match dir.is_dir() {
+        true => Ok(()),
+        false => Err(errors::bench_file(file, &format!("{} is no directory", dir.display()))),
+    }
+}
+
+fn floor(args: &BenchArgs, progress: &mut Progress, when: &str) -> Result<Option<Floor>, UserError> {
+    let Some(dir) = &args.floor_dir else { return Ok(None) };
+    progress.say(&format!("measuring the disk by itself ({when})"));
+    waltest::floor(dir, args.floor_s).map(Some)
+}
+
+fn topic(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
+    match args.mode == Mode::Fetch && args.no_fill {
+        true => cluster.topic_as_it_is(progress),
+        false => cluster.topic_ready(args.partitions, progress),
+    }
+}
+
+/// What a run has left behind.
+#[derive(Debug)]
+pub struct Measured {
+    pub recorder: Recorder,
+    pub arrivals: Option<Arrivals>,
+    pub late: hdrhistogram::Histogram<u64>,
+    pub marks: [Sample; 2],
+}
+
+fn measure(
+    args: &BenchArgs,
+    cluster: &mut Cluster,
+    watched: &Watched,
+    progress: &mut Progress,
+) -> Result<(Measured, u64), UserError> {
+    let clock = Clock::start();
+    let ns = |seconds: f64| (seconds * 1e9) as u64;
+    let batch = batch_of(args, args.records())?;
+    let template = match args.mode {
+        Mode::Fetch => None,
+        _ => Some(template_of(args, cluster, &batch)?),
+    };
+    if args.mode == Mode::Fetch && !args.no_fill {
+        fill(args, cluster, progress)?;
+    }
+    let (producers, fetchers) = match &template {
+        Some(template) => {
+            let producers = producers(args, cluster, template, args.connections, args.in_flight())?;
+            let fetchers = if args.mode == Mode::E2e { vec![consumer(args, cluster)?] } else { Vec::new() };
+            (producers, fetchers)
+        }
+        None => (Vec::new(), readers(args, cluster)?),
+    };
+    let start = clock.now_ns();
+    let window = match args.once {
+        true => Window { from_ns: start, end_ns: start + NO_END_NS },
+        false => {
+            let from_ns = start + ns(args.warmup_s);
+            Window { from_ns, end_ns: from_ns + ns(args.duration_s) }
+        }
+    };
+    let schedule = args.is_open().then(|| {
+        let shares = (0..args.connections).map(|c| Share::new(c, args.connections)).collect();
+        (Schedule::new(start, args.rate), shares)
+    });
+    let started = wall_ms();
+    let mut drive = Drive {
+        clock,
+        addr: &args.bootstrap,
+        template: template.as_ref(),
+        records_per_request: args.records(),
+        bytes_per_request: (args.records() * args.record_bytes) as u64,
+        producers,
+        schedule,
+        fetchers,
+        arrivals: (args.mode == Mode::E2e).then(|| Arrivals { run: run_number(), latency: histogram() }),
+        recorder: Recorder::new(window),
+        late: histogram(),
+        timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
+        requests_max: u64::MAX,
+        requests_asked: 0,
+    };
+    let mut marks = Vec::with_capacity(2);
+    drive.run(cluster, progress, &mut || {
+        marks.push(watched.sample()?);
+        Ok(())
+    })?;
+    let marks = marks.try_into().expect("a run has a beginning and an end");
+    let Drive { recorder, arrivals, late, .. } = drive;
+    Ok((Measured { recorder, arrivals, late, marks }, started))
+}
+
+fn batch_of(args: &BenchArgs, records: usize) -> Result<Batch, UserError> {
+    let now_ms = wall_ms() as i64;
+    let spec = BatchSpec { records, record_bytes: args.record_bytes, payload: args.payload, codec: args.codec, now_ms };
+    encode::batch(&spec).map_err(|e| errors::bench_flags("the batch can not be built", &e.to_string()))
+}
+
+fn template_of(args: &BenchArgs, cluster: &Cluster, batch: &Batch) -> Result<Template, UserError> {
+    let version = cluster.produce_version()?;
+    let timeout_ms = i32::try_from(u64::from(args.timeout_s) * 1000).unwrap_or(i32::MAX);
+    Template::new(&args.topic, version, timeout_ms, batch, args.mode == Mode::E2e)
+        .map_err(|why| errors::bench_flags("the request can not be built", &why))
+}
+
+/// A connection of the load, to the broker of --bootstrap.
+fn connect(args: &BenchArgs) -> Result<TcpStream, UserError> {
+    let stream = client::open(&args.bootstrap)?;
+    stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.set_nodelay(true))
+        .map_err(|e| errors::unreachable(&args.bootstrap, &e.to_string()))?;
+    Ok(stream)
+}
+
+fn producers(
+    args: &BenchArgs,
+    cluster: &mut Cluster,
+    template: &Template,
+    connections: usize,
+    in_flight: usize,
+) -> Result<Vec<Producer>, UserError> {
+    let mut made = Vec::with_capacity(connections);
+    for c in 0..connections {
+        let producer = if args.idempotent { Some(cluster.producer_id()?) } else { None };
+        let share = partitions_of(c, connections, cluster.partitions);
+        made.push(Producer::new(connect(args)?, in_flight, share, producer, template));
+    }
+    Ok(made)
+}
+
+fn asking(args: &BenchArgs, cluster: &Cluster) -> Result<Asking, UserError> {
+    Ok(Asking {
+        topic: args.topic.clone(),
+        version: cluster.fetch_version()?,
+        bytes_max: args.fetch_max_bytes,
+        partition_bytes_max: args.partition_max_bytes,
+        wait_max_ms: CONSUMER_WAIT_MS,
+    })
+}
+
+/// The consumer of an end-to-end run: every partition, from its end on.
+fn consumer(args: &BenchArgs, cluster: &mut Cluster) -> Result<Fetcher, UserError> {
+    let ends: Vec<_> = cluster.offsets()?.into_iter().map(|(p, _, end)| (p, end, i64::MAX)).collect();
+    Ok(Fetcher::new(connect(args)?, asking(args, cluster)?, &ends, false))
+}
+
+/// The connections of a fetch run: each its share of the partitions that have something.
+fn readers(args: &BenchArgs, cluster: &mut Cluster) -> Result<Vec<Fetcher>, UserError> {
+    let there: Vec<_> = cluster.offsets()?.into_iter().filter(|(_, first, end)| first < end).collect();
+    if there.is_empty() {
+        let why = format!("topic '{}' has no records; without --no-fill they are made", args.topic);
+        return Err(errors::bench_flags("there is nothing to read", &why));
+    }
+    let mut made = Vec::new();
+    for c in 0..args.connections {
+        let share: Vec<_> =
+            partitions_of(c, args.connections, there.len() as i32).into_iter().map(|at| there[at as usize]).collect();
+        made.push(Fetcher::new(connect(args)?, asking(args, cluster)?, &share, !args.once));
+    }
+    Ok(made)
+}
+
+/// Produces what is to be read.
+fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
+    let records = args.records().max(FILL_BATCH_BYTES / args.record_bytes.max(1));
+    let template = template_of(args, cluster, &batch_of(args, records)?)?;
+    let bytes = (records * args.record_bytes) as u64;
+    progress.say(&format!("filling the topic with {} MB", args.fill_mb));
+    let clock = Clock::start();
+    let producers = producers(args, cluster, &template, 1, FILL_IN_FLIGHT)?;
+    let mut drive = Drive {
+        clock,
+        addr: &args.bootstrap,
+        template: Some(&template),
+        records_per_request: records,
+        bytes_per_request: bytes,
+        producers,
+        schedule: None,
+        fetchers: Vec::new(),
+        arrivals: None,
+        recorder: Recorder::new(Window { from_ns: 0, end_ns: NO_END_NS }),
+        late: histogram(),
+        timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
+        requests_max: (args.fill_mb * 1_000_000).div_ceil(bytes.max(1)),
+        requests_asked: 0,
+    };
+    drive.run(cluster, progress, &mut || Ok(()))?;
+    match drive.recorder.errors.iter().next() {
+        None => Ok(()),
+        Some((name, times)) => {
+            Err(errors::bench_nothing(&args.bootstrap, &format!("filling the topic: {name} {times} times")))
+        }
+    }
+}
+
+fn wall_ms() -> u64 {
+    #[allow(clippy::disallowed_methods)] // a tool: records carry the time
+    let now = SystemTime::now();
+    now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+}
+
+/// Tells the records of this run from those of another one.
+fn run_number() -> u64 {
+    wall_ms() << 22 | u64::from(std::process::id() & 0x3f_ffff)
+}
