@@ -680,11 +680,13 @@ fn a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed(choice: I
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path());
     let (addr, got_addr) = mpsc::channel();
+    let (accepted, is_accepted) = mpsc::channel();
     let client = thread::spawn(move || {
         let addr: SocketAddr = got_addr.recv().unwrap();
         let mut client = TcpStream::connect(addr).unwrap();
         client.write_all(&[1; 2_000]).unwrap();
-        thread::sleep(Duration::from_millis(20));
+        // One that is reset before that is nobody's connection.
+        is_accepted.recv().unwrap();
         socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
     });
     let (mut resume, mut paused, mut closed) = (None, None, false);
@@ -697,6 +699,7 @@ fn a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed(choice: I
             Step::Event(Event::Accepted { conn, .. }) => {
                 rt.set_receiving(conn, false);
                 (paused, resume) = (Some(conn), Some(rt.now() + Duration::from_millis(300)));
+                accepted.send(()).unwrap();
             }
             Step::Event(Event::Received { .. }) => assert!(paused.is_none(), "bytes while it is paused"),
             Step::Event(Event::Closed { why, .. }) => {

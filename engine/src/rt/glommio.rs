@@ -14,6 +14,7 @@
 //! core is dropped only after [`Core::idle`], and leaked otherwise.
 
 use super::core::{CoreConfig, RtError};
+use super::machine;
 use super::outgoing::Outgoing;
 use super::poll::reason;
 use super::real::{self, Kernel, Local};
@@ -96,6 +97,7 @@ impl GlommioShell {
             again: vec![],
             scratch: vec![],
             bell: BellState::default(),
+            guard: Guard::new(),
         };
         kernel.disable_eventfd();
         let inbox = Inbox { recv: vec![0; config.tuning.recv_buffer_bytes], keys: vec![], done: vec![] };
@@ -113,39 +115,44 @@ impl GlommioShell {
 
 /// Against a fault of glommio 0.9: preempted just before it takes the first task, it believes that there is none, and
 /// parks with the pump ready to run. What woke the pump is used up by then, and a park lasts until something else
-/// comes; so something else always does. Three timers, since the fault can strike again at each. (A timer of a task
-/// that fires and arms itself anew does not help: its own task is then among those that do not run.)
+/// comes; so something else comes, again and again, since the fault can strike each time. (A task that arms a timer
+/// anew whenever it fires does not help: it is then among those that do not run.)
 struct Guard {
+    timers: Vec<Timer>,
+    since: Mono,
     after: Duration,
-    timers: [Timer; 3],
 }
 
-/// How long a park of that kind lasts at the most, while there is traffic: `GUARD`, then twice and four times.
+/// How long a park of that kind lasts, while there is traffic: at best once, at worst [`GUARDS`] times.
 const GUARD: Duration = Duration::from_millis(20);
-/// The same after a time without any.
+const GUARDS: u32 = 24;
+/// The same after a time without any traffic.
 const GUARD_IDLE: Duration = Duration::from_secs(1);
 
 impl Guard {
     fn new() -> Guard {
-        Guard { after: GUARD, timers: Guard::timers(GUARD) }
+        Guard { timers: vec![], since: Mono(0), after: GUARD }
     }
 
-    fn timers(after: Duration) -> [Timer; 3] {
-        [1, 2, 4].map(|times| Timer::new(after * times))
-    }
-
-    /// True: one was due. All are armed when this returns.
-    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut due = |timers: &mut [Timer; 3]| {
-            timers.iter_mut().fold(false, |due, timer| Pin::new(timer).poll(cx).is_ready() | due)
-        };
-        let was_due = due(&mut self.timers);
-        if was_due {
+    /// The pump looks: at something that was signalled, or at nothing.
+    fn arm(&mut self, signalled: bool, cx: &mut Context<'_>) {
+        let now = machine::mono();
+        let age = now.since(self.since);
+        if signalled {
+            self.after = GUARD;
+        } else if age >= self.after {
             self.after = (2 * self.after).min(GUARD_IDLE);
-            self.timers = Guard::timers(self.after);
-            due(&mut self.timers);
         }
-        was_due
+        if self.timers.is_empty() || age >= self.after / 2 {
+            self.since = now;
+            self.timers = (1..=GUARDS).map(|times| Timer::new(self.after * times)).collect();
+            for timer in &mut self.timers {
+                // What arms it. None is due yet; if one is, the pump looks once more.
+                if Pin::new(timer).poll(cx).is_ready() {
+                    cx.waker().wake_by_ref();
+                }
+            }
+        }
     }
 }
 
@@ -169,6 +176,8 @@ struct Signalled {
     keys: Vec<Key>,
     /// Of the pump, while it is parked.
     pump: Option<Waker>,
+    /// When it was woken.
+    since: Option<Mono>,
 }
 
 impl Signals {
@@ -205,7 +214,9 @@ impl Wake for Signal {
     fn wake_by_ref(self: &Arc<Self>) {
         let pump = self.to.with(|signalled| {
             signalled.keys.push(self.key);
-            signalled.pump.take()
+            let pump = signalled.pump.take();
+            signalled.since = pump.is_some().then(machine::mono).or(signalled.since);
+            pump
         });
         if let Some(pump) = pump {
             pump.wake();
@@ -224,6 +235,7 @@ struct Hub {
     /// Where short parts are put together, and what nobody wants is read into.
     scratch: Vec<u8>,
     bell: BellState,
+    guard: Guard,
 }
 
 /// The read of the bell that glommio has.
@@ -425,6 +437,7 @@ impl Core {
             self.wait(None).await?;
             self.events(inbox, driver)?;
         }
+        self.kernel.guard.timers.clear();
         if let Some(Ok(file)) = self.kernel.bell.file.take().map(Rc::try_unwrap) {
             file.close().await.map_err(|error| self.failed("close of the eventfd")(error.into()))?;
         }
@@ -449,27 +462,34 @@ impl Core {
             || timeout.is_some_and(|timeout| timeout.is_zero());
         if at_hand || !self.bell.parking().sleep() {
             // Glommio looks at its rings when it thinks that it is time.
-            glommio::yield_if_needed().await;
+            if glommio::executor().need_preempt() {
+                let guard = &mut self.kernel.guard;
+                poll_fn(|cx| Poll::Ready(guard.arm(true, cx))).await;
+                glommio::yield_if_needed().await;
+            }
             return Ok(());
         }
         if self.kernel.enable_eventfd() {
             let signals = self.kernel.signals.clone();
             let mut timer = timeout.map(Timer::new);
-            let mut guard = Guard::new();
+            let guard = &mut self.kernel.guard;
             let parked = poll_fn(|cx| {
                 let due = timer.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready());
-                let late = guard.poll(cx);
-                if !due && signals.park(cx.waker()) {
-                    return Poll::Pending;
-                }
-                // Said as what it may be: the thread may also have waited for its CPU that long.
-                if late && !due {
-                    tracing::debug!("glommio may have parked with the pump ready to run; the guard woke it");
-                }
-                Poll::Ready(())
+                let parks = signals.park(cx.waker());
+                guard.arm(!parks, cx);
+                if due || !parks { Poll::Ready(()) } else { Poll::Pending }
             });
             parked.await;
-            self.kernel.signals.with(|signalled| signalled.pump = None);
+            let since = self.kernel.signals.with(|signalled| {
+                signalled.pump = None;
+                signalled.since.take()
+            });
+            // Said as what it may be: the thread may also have waited for its CPU that long.
+            if let Some(ms) = since.map(|since| machine::mono().since(since).as_millis())
+                && ms >= GUARD.as_millis()
+            {
+                tracing::debug!(core = %self.id, ms, "the pump ran late: glommio parked, or the thread had no CPU");
+            }
         }
         self.kernel.disable_eventfd();
         Ok(())
