@@ -239,7 +239,7 @@ struct Hub {
     signals: Arc<Signals>,
     /// What has to be looked at without a signal.
     again: Vec<Key>,
-    /// Where short parts are put together, and what nobody wants is read into.
+    /// Where short parts are put together.
     scratch: Vec<u8>,
     bell: BellState,
     guard: Guard,
@@ -281,8 +281,8 @@ struct ConnState {
     /// The reader, the writer will be woken.
     reading: bool,
     blocked: bool,
-    /// It is shut down, and there is nothing left to read.
-    drained: bool,
+    /// It is shut down, and glommio waits for nothing to read any more.
+    quiet: bool,
 }
 
 /// The socket of a stream, which owns it and lies in the same connection.
@@ -297,7 +297,7 @@ impl Borrow<Socket> for Lent {
 fn connection(stream: TcpStream) -> Conn {
     // SAFETY: open as long as the stream is, which the same `Conn` holds; and never closed by this one.
     let socket = Lent(ManuallyDrop::new(unsafe { Socket::from_raw_fd(stream.as_raw_fd()) }));
-    let own = ConnState { stream, reader: None, writer: None, reading: false, blocked: false, drained: false };
+    let own = ConnState { stream, reader: None, writer: None, reading: false, blocked: false, quiet: false };
     Conn::new(socket, own)
 }
 
@@ -687,7 +687,7 @@ impl Core {
             self.push_out(id);
             let Some(conn) = self.conns.get(id) else { continue };
             if conn.closing.is_some() {
-                self.drain(id);
+                self.let_go(id);
             } else if conn.want_bytes && !conn.connecting && !conn.own.reading {
                 self.kernel.again.push(Key::Read(slot));
             }
@@ -695,29 +695,19 @@ impl Core {
     }
 
     /// A connection that is closing: when glommio waits for nothing of it any more, it is gone.
-    fn drain(&mut self, id: ConnId) {
+    fn let_go(&mut self, id: ConnId) {
         let conn = self.conns.get(id).expect("checked by the caller");
         if conn.gone {
             return;
         }
-        let Hub { scratch, signals, .. } = &mut self.kernel;
-        for _ in 0..ROUNDS_MAX {
-            if conn.own.drained || conn.own.reading {
-                break;
-            }
-            scratch.resize(GATHER_BYTES, 0);
-            match conn.own.poll_read(signals, id.slot, scratch) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(0)) => conn.own.drained = true,
-                Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(error)) => conn.own.drained = error.kind() != ErrorKind::Interrupted,
-            }
+        if !conn.own.quiet && !conn.own.reading {
+            // Asks without reading: what the peer has sent and nobody has read makes the kernel reset the connection,
+            // and a peer that is blocked by a full window learns of the end by nothing else.
+            conn.own.quiet = conn.own.poll_read(&self.kernel.signals, id.slot, &mut []).is_ready();
         }
-        if conn.own.drained && !conn.own.blocked {
+        if conn.own.quiet && !conn.own.blocked {
             conn.gone = true;
             self.local.push_back(Local::Closed(id));
-        } else if !conn.own.drained && !conn.own.reading {
-            self.mark_dirty(id);
         }
     }
 
