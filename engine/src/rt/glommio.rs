@@ -444,10 +444,11 @@ impl Core {
             self.wait(None).await?;
             self.events(inbox, driver)?;
         }
-        self.kernel.guard.timers.clear();
         if let Some(Ok(file)) = self.kernel.bell.file.take().map(Rc::try_unwrap) {
             file.close().await.map_err(|error| self.failed("close of the eventfd")(error.into()))?;
         }
+        // What glommio made goes before glommio.
+        self.kernel.guard.timers.clear();
         Ok(())
     }
 
@@ -471,7 +472,11 @@ impl Core {
             // Glommio looks at its rings when it thinks that it is time.
             if glommio::executor().need_preempt() {
                 let guard = &mut self.kernel.guard;
-                poll_fn(|cx| Poll::Ready(guard.arm(true, cx))).await;
+                let armed = poll_fn(|cx| {
+                    guard.arm(true, cx);
+                    Poll::Ready(())
+                });
+                armed.await;
                 glommio::yield_if_needed().await;
             }
             return Ok(());
