@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 const FILE: FileId = FileId(1);
 /// What the directory of a floor is called, before the process's number.
 pub const DIR_PREFIX: &str = ".camus-floor-";
+/// linux/stat.h
+const STATX_DIOALIGN: u32 = 0x2000;
 /// Of a cell's time, what goes by before writes count: buffers are registered and queues filled by then.
 const WARM_UP_MAX: Duration = Duration::from_millis(100);
 
@@ -152,6 +154,15 @@ impl Floor {
         });
         let sources = sources.collect();
         Ok(Floor { file: Arc::new(file), bytes, sources, pool, dir: own })
+    }
+
+    /// The alignment that direct I/O asks for here, bytes: of memory, of the offset; both 0 where there is none. `None`
+    /// where the kernel does not tell (before 6.1, or the file system).
+    pub fn direct_align(&self) -> Option<(u32, u32)> {
+        use rustix::fs::{AtFlags, StatxFlags, statx};
+        let found = statx(&self.file, "", AtFlags::EMPTY_PATH, StatxFlags::from_bits_retain(STATX_DIOALIGN)).ok()?;
+        let told = found.stx_mask & STATX_DIOALIGN != 0;
+        told.then_some((found.stx_dio_mem_align, found.stx_dio_offset_align))
     }
 
     /// Writes for `time`, block after block and from the beginning again at the end, as the log does. `sample` gets

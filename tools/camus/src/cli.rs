@@ -3,7 +3,7 @@
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings, Sources};
 use crate::shutdown::Shutdown;
-use crate::{bench, compatibility, cores, out, process, serve, topic, wal};
+use crate::{bench, compatibility, cores, doctor, out, process, serve, topic, wal, waltest};
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +37,25 @@ pub enum Command {
         command: WalCommand,
     },
     /// Measure how fast a Kafka-compatible broker answers, at what cost, and whether it flushes.
-    Bench(Box<bench::BenchArgs>),
+    Bench {
+        #[command(subcommand)]
+        command: Box<bench::BenchCommand>,
+    },
+    /// Say whether this disk and this host are fit for a broker; changes nothing.
+    ///
+    /// Takes the settings of `serve`. Exit status: 0 all pass, 1 a warning, 2 a failure.
+    Doctor(DoctorArgs),
+    /// Measure the disk's durable write by itself, as the write-ahead log does it.
+    Waltest {
+        /// On the disk that is meant. A file of 64 MiB is made there and taken away again.
+        dir: PathBuf,
+        /// How long each row is measured.
+        #[arg(long, value_name = "S", default_value_t = 1.5, value_parser = seconds)]
+        seconds: f64,
+        /// Write the figures there as well; `-` prints only them.
+        #[arg(long, value_name = "FILE|-")]
+        json: Option<String>,
+    },
     /// Tell what a setting means, or all of them.
     Settings {
         /// A setting, as in the file or as in the environment.
@@ -84,6 +102,24 @@ pub struct ServeArgs {
     pub set: Vec<String>,
 }
 
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// How long each of the two measurements of the disk takes.
+    #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A time that a measurement may take.
+fn seconds(text: &str) -> Result<f64, String> {
+    let parsed = text.parse::<f64>().ok().filter(|seconds| (0.05..=600.0).contains(seconds));
+    parsed.ok_or_else(|| "it takes seconds, 0.05 to 600".to_owned())
+}
+
 #[derive(Subcommand, Debug)]
 pub enum TopicCommand {
     /// Make a topic.
@@ -114,9 +150,9 @@ pub enum WalCommand {
     Verify,
 }
 
-/// Does what was asked for.
-pub fn run(cli: Cli) -> Result<(), UserError> {
-    match cli.command {
+/// Does what was asked for; how the process is to end.
+pub fn run(cli: Cli) -> Result<u8, UserError> {
+    let done: Result<(), UserError> = match cli.command {
         Command::Serve(args) => {
             let settings = Settings::resolve(&sources(&args, std::env::vars_os())?)?;
             start_log(&settings.log)?;
@@ -140,7 +176,12 @@ pub fn run(cli: Cli) -> Result<(), UserError> {
             WalCommand::Dump => wal::dump(&data_dir),
             WalCommand::Verify => wal::verify(&data_dir),
         },
-        Command::Bench(args) => bench::run(&args),
+        Command::Bench { command } => bench::run(*command),
+        Command::Doctor(args) => {
+            let settings = Settings::resolve(&sources(&args.serve, std::env::vars_os())?)?;
+            return doctor::run(&settings, args.seconds, args.json);
+        }
+        Command::Waltest { dir, seconds, json } => waltest::run(&dir, seconds, json.as_deref()),
         Command::Settings { markdown: true, .. } => {
             out::line(settings::page().trim_end());
             Ok(())
@@ -164,7 +205,8 @@ pub fn run(cli: Cli) -> Result<(), UserError> {
             out::line(errors::explain(&code)?);
             Ok(())
         }
-    }
+    };
+    done.map(|()| errors::exit::OK)
 }
 
 /// Gathers where settings come from. A variable that is no UTF-8 is read as well as it can be: it is wrong anyway.

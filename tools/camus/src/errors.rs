@@ -643,6 +643,10 @@ pub fn bench_authentication(addr: &str) -> UserError {
     )
 }
 
+pub fn bench_interrupted() -> UserError {
+    UserError { run: "camus bench ... --duration-s 3   (shorter)".to_owned(), ..interrupted() }
+}
+
 pub fn bench_lost(addr: &str, why: &str) -> UserError {
     UserError::new(
         BENCH_LOST,

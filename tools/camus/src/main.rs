@@ -3,8 +3,9 @@
 //! `cli.rs` the command line; `settings.rs` every setting; `serve.rs` the order of a start and of an end, with
 //! `cores.rs` (the pinned threads), `data_dir.rs` (whose data, and one process at a time), `board.rs` + `http.rs` +
 //! `metrics.rs` (how it is), `memory.rs` (the budgets), `process.rs` (its limits and its end) and `shutdown.rs`;
-//! `topic.rs` over `client.rs`; `wal.rs`; `waltest.rs` the disk by itself, in `percentiles.rs`; `compatibility.rs` the page of what is served; `errors.rs` what a person
-//! reads when the answer is no; `out.rs` the one place that prints.
+//! `topic.rs` over `client.rs`; `wal.rs`; `bench` the load, `waltest.rs` the disk alone, both with `percentiles.rs`;
+//! `doctor` the disk and the host; `compatibility.rs` the page of what is served; `errors.rs` what a person reads when
+//! the answer is no; `out.rs` the one place that prints.
 
 mod bench;
 mod board;
@@ -13,6 +14,7 @@ mod client;
 mod compatibility;
 mod cores;
 mod data_dir;
+mod doctor;
 mod errors;
 #[cfg(test)]
 mod golden;
@@ -38,7 +40,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     match cli::run(cli::Cli::parse()) {
-        Ok(()) => ExitCode::from(errors::exit::OK),
+        Ok(status) => ExitCode::from(status),
         Err(error) => {
             out::error(&error);
             ExitCode::from(error.status)

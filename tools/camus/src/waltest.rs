@@ -3,13 +3,20 @@
 //! What the broker adds to it is what Camus costs; below it nothing that keeps its word can be. The engine writes
 //! ([`camus_engine::io::floor`]); here is what is measured and how it is told.
 
-use crate::errors::{self, UserError};
+use crate::doctor::facts::Device;
+use crate::doctor::reader::Reader;
+use crate::errors::{self, UserError, exit};
 use crate::percentiles::{self, Percentiles};
-use camus_engine::io::floor::{self as engine, Cell, Done, FloorError, How};
+use crate::{out, process};
+use camus_engine::io::floor::{self as engine, Cell, Done, How};
 use camus_engine::io::{DurableMethod, uring};
 use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -19,6 +26,11 @@ pub const FILE_BYTES: u64 = camus_engine::limits::WAL_SEGMENT_BYTES;
 const FREE_BESIDES_BYTES: u64 = 4 << 20;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// Sizes of one write, bytes.
+const SIZES: [usize; 4] = [4 << 10, 16 << 10, 64 << 10, 1 << 20];
+/// Writes in flight.
+const DEPTHS: [usize; 2] = [1, 4];
 
 /// What the disk gives to whoever keeps his word: the two figures that others are held against.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -36,48 +48,220 @@ pub struct Floor {
 ///
 /// # Errors
 /// Where the directory, its file system or its disk do not let it: each in its own words.
+#[allow(dead_code, reason = "`camus bench` holds its figures against it")]
 pub fn floor(dir: &Path, seconds: f64) -> Result<Floor, UserError> {
-    floor_until(dir, seconds, &AtomicBool::new(false))
+    let stop = AtomicBool::new(false);
+    let meter = Meter::open(dir, &stop)?;
+    let (write_4k_us, _) = meter.broker(4 << 10, 1, seconds)?;
+    let (_, sequential_mb_per_s) = meter.broker(1 << 20, 4, seconds)?;
+    Ok(Floor { method: meter.method.to_string(), write_4k_us, sequential_mb_per_s })
 }
 
-/// The same, and gives up when `stop` is set.
-pub fn floor_until(dir: &Path, seconds: f64, stop: &AtomicBool) -> Result<Floor, UserError> {
-    check(dir)?;
-    let failed = |error: FloorError| errors::of_floor(dir, FILE_BYTES, &error);
-    let (method, _) = method(dir).map_err(|error| errors::measure_io(dir, "looking at its device", &error))?;
-    let how = How::of(method).expect("a probe finds a method of this machine");
-    let file = engine::Floor::prepare(dir, FILE_BYTES, stop).map_err(failed)?;
-    let measured = |bytes, depth| measure(&file, Cell { how, bytes, depth }, seconds, stop).map_err(failed);
-    let (write_4k_us, _) = measured(4 << 10, 1)?;
-    let (_, done) = measured(1 << 20, 4)?;
-    Ok(Floor { method: method.to_string(), write_4k_us, sequential_mb_per_s: mb_per_s(&done) })
+/// A file in a directory, ready to be written to and measured. It has no name any more.
+pub struct Meter<'a> {
+    dir: PathBuf,
+    file: engine::Floor,
+    stop: &'a AtomicBool,
+    /// How the broker would write there.
+    pub method: DurableMethod,
+    /// Why that is on no ring, if so.
+    pub no_ring: Option<String>,
 }
 
-/// How a broker with `camus.io = auto` would write in this directory; why not on a ring, if so.
-pub fn method(dir: &Path) -> io::Result<(DurableMethod, Option<io::Error>)> {
-    match engine::ring_probe() {
-        Ok(()) => Ok((uring::probe(dir)?, None)),
-        Err(error) => Ok((DurableMethod::Blocking, Some(error))),
+impl<'a> Meter<'a> {
+    /// Gives up when `stop` is set.
+    pub fn open(dir: &Path, stop: &'a AtomicBool) -> Result<Meter<'a>, UserError> {
+        check(dir)?;
+        process::raise_limits();
+        let failed = |error: io::Error| errors::measure_io(dir, "looking at its device", &error);
+        // As with camus.io = auto.
+        let (method, no_ring) = match engine::ring_probe() {
+            Ok(()) => (uring::probe(dir).map_err(failed)?, None),
+            Err(error) => (DurableMethod::Blocking, Some(error.to_string())),
+        };
+        let file = engine::Floor::prepare(dir, FILE_BYTES, stop).map_err(|e| errors::of_floor(dir, FILE_BYTES, &e))?;
+        Ok(Meter { dir: dir.to_owned(), file, stop, method, no_ring })
     }
-}
 
-/// One cell: its percentiles, and what was done.
-fn measure(
-    file: &engine::Floor,
-    cell: Cell,
-    seconds: f64,
-    stop: &AtomicBool,
-) -> Result<(Percentiles, Done), FloorError> {
-    let mut samples = percentiles::histogram();
-    let time = Duration::from_secs_f64(seconds);
-    let done = file.measure(cell, time, stop, &mut |ns| samples.saturating_record(ns))?;
-    Ok((Percentiles::of(&samples), done))
+    fn how(&self) -> How {
+        How::of(self.method).expect("a probe finds a method of this machine")
+    }
+
+    /// One cell by the broker's method: its percentiles, and 10^6 bytes a second.
+    pub fn broker(&self, bytes: usize, depth: usize, seconds: f64) -> Result<(Percentiles, f64), UserError> {
+        self.cell(Cell { how: self.how(), bytes, depth }, seconds)
+    }
+
+    fn cell(&self, cell: Cell, seconds: f64) -> Result<(Percentiles, f64), UserError> {
+        let mut samples = percentiles::histogram();
+        let time = Duration::from_secs_f64(seconds);
+        let measured = self.file.measure(cell, time, self.stop, &mut |ns| samples.saturating_record(ns));
+        let done = measured.map_err(|error| errors::of_floor(&self.dir, FILE_BYTES, &error))?;
+        Ok((Percentiles::of(&samples), mb_per_s(&done)))
+    }
+
+    /// See [`engine::Floor::direct_align`].
+    pub fn direct_align(&self) -> Option<(u32, u32)> {
+        self.file.direct_align()
+    }
 }
 
 /// 10^6 bytes a second.
 fn mb_per_s(done: &Done) -> f64 {
     let seconds = done.took.as_secs_f64();
     if seconds > 0.0 { (done.bytes as f64 / seconds / 1e4).round() / 100.0 } else { 0.0 }
+}
+
+/// What `--json` writes.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    dir: String,
+    file_bytes: u64,
+    seconds_per_cell: f64,
+    /// What sysfs says; null where it has no device.
+    device: Option<Device>,
+    /// The broker's method, and why it is that.
+    method: String,
+    why: String,
+    cells: Vec<Row>,
+    floor: Floor,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    method: &'static str,
+    /// It is the broker's.
+    broker: bool,
+    bytes: usize,
+    depth: usize,
+    latency_us: Percentiles,
+    writes_per_s: f64,
+    mb_per_s: f64,
+}
+
+fn name(how: How) -> &'static str {
+    match how {
+        How::RingDsync => "io_uring dsync",
+        How::RingLinked => "io_uring write+fsync",
+        How::Blocking => "pwrite+fdatasync",
+        How::BlockingDsync => "pwritev2 dsync",
+    }
+}
+
+/// `camus waltest`: every method, size and depth; rows as they are measured, or JSON.
+pub fn run(dir: &Path, seconds: f64, json: Option<&str>) -> Result<(), UserError> {
+    let stop = stop_on_signals()?;
+    let meter = Meter::open(dir, &stop)?;
+    let device = device(dir);
+    let (method, why) = (meter.method, why(device.as_ref(), meter.no_ring.as_deref()));
+    let quiet = json == Some("-");
+    let say = |text: String| {
+        if !quiet {
+            out::line(text);
+        }
+    };
+    let shown = |how: How| {
+        let mark = if how == meter.how() { "*" } else { " " };
+        format!("{mark} {}", name(how))
+    };
+    say(format!(
+        "{}: durable writes of whole blocks, O_DIRECT, into a file of {} that was written once; {seconds} s a row",
+        dir.display(),
+        out::bytes(FILE_BYTES)
+    ));
+    say(format!("* the broker's choice here: {method}: {why}"));
+    say(format!(
+        "  {:<21}{:>8}{:>6}{:>10}{:>9}{:>9}{:>9}{:>9}{:>10}{:>8}",
+        "METHOD", "SIZE", "DEPTH", "P50 us", "P90", "P99", "P99.9", "MAX", "WRITES/S", "MB/S"
+    ));
+    let mut rows: Vec<Row> = vec![];
+    for how in How::ALL {
+        if how.needs_ring() && meter.no_ring.is_some() {
+            say(format!("{:<23}  not available: io_uring can not be had", shown(how)));
+            continue;
+        }
+        for (bytes, depth) in SIZES.into_iter().flat_map(|bytes| DEPTHS.map(|depth| (bytes, depth))) {
+            if how == How::BlockingDsync && depth > 1 {
+                continue;
+            }
+            let (latency_us, mb_per_s) = meter.cell(Cell { how, bytes, depth }, seconds)?;
+            let writes_per_s = (mb_per_s * 1e6 / bytes as f64).round();
+            let Percentiles { p50, p90, p99, p999, max, .. } = latency_us;
+            say(format!(
+                "{:<23}{:>8}{depth:>6}{p50:>10.0}{p90:>9.0}{p99:>9.0}{p999:>9.0}{max:>9.0}{writes_per_s:>10}\
+                 {mb_per_s:>8.1}",
+                shown(how),
+                out::bytes(bytes as u64)
+            ));
+            let broker = how == meter.how();
+            rows.push(Row { method: name(how), broker, bytes, depth, latency_us, writes_per_s, mb_per_s });
+        }
+    }
+    let of_broker = |bytes: usize, depth: usize| {
+        let row = rows.iter().find(|row| row.broker && row.bytes == bytes && row.depth == depth);
+        row.expect("the broker's method was measured in every size")
+    };
+    let (write, sequential) = (of_broker(4 << 10, 1), of_broker(1 << 20, 4));
+    let floor =
+        Floor { method: method.to_string(), write_4k_us: write.latency_us, sequential_mb_per_s: sequential.mb_per_s };
+    say(format!(
+        "floor: 4 KiB p50 {:.0} us, p99 {:.0} us: {} acknowledged groups a second, one at a time; {:.0} MB/s in 1 MiB",
+        floor.write_4k_us.p50, floor.write_4k_us.p99, write.writes_per_s, floor.sequential_mb_per_s
+    ));
+    let Some(to) = json else { return Ok(()) };
+    let report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        dir: dir.display().to_string(),
+        file_bytes: FILE_BYTES,
+        seconds_per_cell: seconds,
+        device,
+        method: method.to_string(),
+        why,
+        cells: rows,
+        floor,
+    };
+    let text = serde_json::to_string_pretty(&report).expect("plain data");
+    if quiet {
+        out::line(text);
+        return Ok(());
+    }
+    std::fs::write(to, text + "\n").map_err(|error| errors::measure_io(Path::new(to), "writing the report", &error))
+}
+
+/// The block device that this directory lies on, if sysfs has one.
+fn device(dir: &Path) -> Option<Device> {
+    let number = std::fs::metadata(dir).ok()?.dev();
+    Reader::here().device(rustix::fs::major(number), rustix::fs::minor(number))
+}
+
+/// Why a broker chooses its method here. Source: docs/adr/0002, `camus_engine::io::uring::probe`.
+fn why(device: Option<&Device>, no_ring: Option<&str>) -> String {
+    if let Some(error) = no_ring {
+        return format!("io_uring can not be had ({error})");
+    }
+    let Some(Device { name, write_cache, fua, .. }) = device else {
+        return "the device below is not known, so each write gets a flush".to_owned();
+    };
+    match (write_cache.as_str(), fua.as_str()) {
+        ("write through", _) => format!("{name} is write through: a write is durable by itself"),
+        ("write back", "1") => format!("{name} is write back with FUA: one write that goes through the cache"),
+        ("write back", _) => format!("{name} is write back without FUA: a write, linked with a flush"),
+        _ => format!("{name} does not say what cache it has, so each write gets a flush"),
+    }
+}
+
+/// A flag that the first SIGINT or SIGTERM sets; the second one ends the process.
+pub fn stop_on_signals() -> Result<Arc<AtomicBool>, UserError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order: a handler that sees the flag set by the one before would end the process at the first signal.
+        let twice = flag::register_conditional_shutdown(signal, exit::INTERRUPTED.into(), stop.clone());
+        twice
+            .and_then(|_| flag::register(signal, stop.clone()))
+            .map_err(|e| errors::runtime(0, &format!("signals can not be watched: {e}")))?;
+    }
+    Ok(stop)
 }
 
 /// Refuses, before anything is made, what can not be measured.

@@ -1,8 +1,9 @@
-//! What is asked of the broker before and after a run, one request at a time: versions, the topic, producer ids, offsets.
+//! What is asked of the broker before and after a run, one request at a time: versions, topic, producer ids, offsets.
 
 use super::Progress;
 use crate::client::{Client, REQUEST_TIMEOUT_MS, code_name};
 use crate::errors::{self, UserError};
+use kafka_protocol::error::ParseResponseErrorCode;
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
@@ -14,6 +15,7 @@ use kafka_protocol::messages::{
     ListOffsetsRequest, MetadataRequest, ProduceRequest, ProducerId, SaslHandshakeRequest, TopicName,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Topics have ids instead of names in later versions of Produce and Fetch.
@@ -24,7 +26,11 @@ const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// Until each partition has a leader.
 const LEADERS_WAIT: Duration = Duration::from_secs(120);
+/// Then it is looked again, and each time twice as late, up to a second: an answer about 10,000 partitions is work.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const LOOK_AGAIN_MAX: Duration = Duration::from_secs(1);
+/// The broker goes on with what it did not finish in time.
+const REQUEST_TIMED_OUT: i16 = 7;
 const TOPIC_ALREADY_EXISTS: i16 = 36;
 
 /// A broker and the topic of the run.
@@ -35,6 +41,36 @@ pub struct Cluster {
     pub partitions: i32,
     /// The topic was made here.
     pub made: bool,
+}
+
+/// A wait for the broker that has an end.
+#[derive(Debug)]
+struct Waiting {
+    begun: Instant,
+    pause: Duration,
+}
+
+impl Waiting {
+    fn begin() -> Waiting {
+        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+        let begun = Instant::now();
+        Waiting { begun, pause: LOOK_AGAIN }
+    }
+
+    fn is_over(&self) -> bool {
+        self.begun.elapsed() > LEADERS_WAIT
+    }
+
+    fn pause(&mut self) {
+        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+        std::thread::sleep(self.pause);
+        self.pause = (self.pause * 2).min(LOOK_AGAIN_MAX);
+    }
+}
+
+/// Asking again may help. Source: `retriable` in Kafka's `Errors`.
+fn is_retriable(code: i16) -> bool {
+    code.err().is_some_and(|error| error.is_retriable())
 }
 
 fn name(text: &str) -> TopicName {
@@ -75,7 +111,12 @@ impl Cluster {
     }
 
     /// Makes the topic, or takes the one that is there if it has as many partitions; waits until each has a leader.
-    pub fn topic_ready(&mut self, partitions: i32, progress: &mut Progress) -> Result<(), UserError> {
+    pub fn topic_ready(
+        &mut self,
+        partitions: i32,
+        stop: &AtomicBool,
+        progress: &mut Progress,
+    ) -> Result<(), UserError> {
         let request = CreateTopicsRequest::default().with_timeout_ms(REQUEST_TIMEOUT_MS).with_topics(vec![
             CreatableTopic::default()
                 .with_name(name(&self.topic))
@@ -84,24 +125,33 @@ impl Cluster {
         ]);
         let (answer, _) = self.client.ask(&request, 7)?;
         let result = answer.topics.first().ok_or_else(|| self.nothing("CreateTopics"))?;
-        if result.error_code != TOPIC_ALREADY_EXISTS {
+        if result.error_code == REQUEST_TIMED_OUT {
+            self.made = true;
+        } else if result.error_code != TOPIC_ALREADY_EXISTS {
             let what = format!("topic '{}' was not made", self.topic);
             let run = format!("camus topic list --bootstrap {}", self.client.addr());
             self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)?;
             self.made = true;
         }
-        self.wait_for_leaders(Some(partitions), progress)
+        self.wait_for_leaders(Some(partitions), stop, progress)
     }
 
     /// Takes the topic as it is.
-    pub fn topic_as_it_is(&mut self, progress: &mut Progress) -> Result<(), UserError> {
-        self.wait_for_leaders(None, progress)
+    pub fn topic_as_it_is(&mut self, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
+        self.wait_for_leaders(None, stop, progress)
     }
 
-    fn wait_for_leaders(&mut self, wanted: Option<i32>, progress: &mut Progress) -> Result<(), UserError> {
-        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
-        let begun = Instant::now();
+    fn wait_for_leaders(
+        &mut self,
+        wanted: Option<i32>,
+        stop: &AtomicBool,
+        progress: &mut Progress,
+    ) -> Result<(), UserError> {
+        let mut waited = Waiting::begin();
         loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(errors::bench_interrupted());
+            }
             let found = self.metadata()?;
             let there = found.partitions.len();
             let led: Vec<BrokerId> = found
@@ -119,20 +169,37 @@ impl Cluster {
                         return Err(errors::bench_spread(&self.topic, self.client.addr()));
                     }
                     self.partitions = there as i32;
-                    return Ok(());
+                    return self.wait_until_served(stop, progress);
                 }
-            } else if wanted.is_none() || begun.elapsed() > LEADERS_WAIT {
+            } else if wanted.is_none() || waited.is_over() {
                 let what = format!("topic '{}' can not be used", self.topic);
                 let run = format!("camus topic list --bootstrap {}", self.client.addr());
                 self.client.check(&what, found.error_code, None, &run)?;
             }
-            if begun.elapsed() > LEADERS_WAIT {
+            if waited.is_over() {
                 let (led, all) = (led.len(), wanted.map_or(there, |w| w as usize));
                 return Err(errors::bench_leaders(&self.topic, self.client.addr(), led, all, LEADERS_WAIT.as_secs()));
             }
             progress.say(&format!("{} of {} partitions have a leader", led.len(), wanted.unwrap_or(there as i32)));
-            #[allow(clippy::disallowed_methods)] // a tool waits for a broker
-            std::thread::sleep(LOOK_AGAIN);
+            waited.pause();
+        }
+    }
+
+    /// Leaders that are named may not know it yet: whoever produces then is refused. They do when they tell offsets.
+    fn wait_until_served(&mut self, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
+        let mut waited = Waiting::begin();
+        loop {
+            let (_, failed) = self.try_offsets(LATEST)?;
+            let Some((_, code, count)) = failed.filter(|(_, code, _)| is_retriable(*code)) else { return Ok(()) };
+            if stop.load(Ordering::Relaxed) {
+                return Err(errors::bench_interrupted());
+            }
+            if waited.is_over() {
+                let (led, all) = (self.partitions as usize - count, self.partitions as usize);
+                return Err(errors::bench_leaders(&self.topic, self.client.addr(), led, all, LEADERS_WAIT.as_secs()));
+            }
+            progress.say(&format!("{count} of {} partitions: {}", self.partitions, code_name(code)));
+            waited.pause();
         }
     }
 
@@ -154,9 +221,17 @@ impl Cluster {
             .with_transaction_timeout_ms(60_000)
             .with_producer_id(ProducerId(-1))
             .with_producer_epoch(-1);
-        let (answer, _) = self.client.ask(&request, 4)?;
-        self.client.check("no producer id was given", answer.error_code, None, "camus bench without --idempotent")?;
-        Ok((answer.producer_id.0, answer.producer_epoch))
+        let mut waited = Waiting::begin();
+        loop {
+            let (answer, _) = self.client.ask(&request, 4)?;
+            // The coordinator may be busy with its first start.
+            if !is_retriable(answer.error_code) || waited.is_over() {
+                let run = "camus bench ...   (without --idempotent)";
+                self.client.check("no producer id was given", answer.error_code, None, run)?;
+                return Ok((answer.producer_id.0, answer.producer_epoch));
+            }
+            waited.pause();
+        }
     }
 
     /// First offset and end of each partition, in the order of their numbers.
@@ -167,6 +242,21 @@ impl Cluster {
     }
 
     fn offsets_at(&mut self, timestamp: i64) -> Result<Vec<i64>, UserError> {
+        let mut waited = Waiting::begin();
+        loop {
+            let (offsets, failed) = self.try_offsets(timestamp)?;
+            let Some((partition, code, _)) = failed else { return Ok(offsets) };
+            if !is_retriable(code) || waited.is_over() {
+                let what = format!("the offsets of '{}'-{partition} are not known", self.topic);
+                let run = format!("camus topic describe {} --bootstrap {}", self.topic, self.client.addr());
+                self.client.check(&what, code, None, &run)?;
+            }
+            waited.pause();
+        }
+    }
+
+    /// The offsets, and of what failed: a partition, its error, and how many there are.
+    fn try_offsets(&mut self, timestamp: i64) -> Result<(Vec<i64>, Option<(i32, i16, usize)>), UserError> {
         let partitions = (0..self.partitions).map(|p| {
             ListOffsetsPartition::default()
                 .with_partition_index(p)
@@ -179,14 +269,13 @@ impl Cluster {
         let topic = answer.topics.first().ok_or_else(|| self.nothing("ListOffsets"))?;
         let mut offsets = vec![0; self.partitions as usize];
         for partition in &topic.partitions {
-            let what = format!("the offsets of '{}'-{} are not known", self.topic, partition.partition_index);
-            let run = format!("camus topic describe {} --bootstrap {}", self.topic, self.client.addr());
-            self.client.check(&what, partition.error_code, None, &run)?;
             if let Some(offset) = offsets.get_mut(partition.partition_index as usize) {
                 *offset = partition.offset;
             }
         }
-        Ok(offsets)
+        let failed = || topic.partitions.iter().filter(|p| p.error_code != 0);
+        let first = failed().next().map(|p| (p.partition_index, p.error_code, failed().count()));
+        Ok((offsets, first))
     }
 
     /// The topic's `flush.messages`, if the broker tells: after how many records it says that it flushes.
@@ -209,13 +298,40 @@ impl Cluster {
         };
         let (answer, _) = self.client.ask(&request, 6)?;
         let result = answer.responses.first().ok_or_else(|| self.nothing("DeleteTopics"))?;
+        if result.error_code == REQUEST_TIMED_OUT {
+            return Ok(());
+        }
         let what = format!("topic '{}' was not deleted", self.topic);
         let run = format!("camus topic delete {} --bootstrap {}", self.topic, self.client.addr());
         self.client.check(&what, result.error_code, result.error_message.as_ref(), &run)
     }
+}
 
-    /// Kafka's name of what went wrong.
-    pub fn name_of(code: i16) -> String {
-        code_name(code)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::fake;
+    use kafka_protocol::messages::api_versions_response::ApiVersion;
+    use kafka_protocol::messages::{ApiKey, ApiVersionsResponse};
+
+    /// Lost if it fails: the reason. A listener with SASL only says what it offers, and closes.
+    #[test]
+    fn a_listener_that_wants_authentication_is_named() {
+        let addr = fake::start(|key, version, _| match key {
+            ApiKey::ApiVersions => {
+                let offers = [ApiKey::Metadata, ApiKey::SaslHandshake]
+                    .map(|key| ApiVersion::default().with_api_key(key as i16).with_min_version(0).with_max_version(1));
+                fake::body(&ApiVersionsResponse::default().with_api_keys(offers.to_vec()), version)
+            }
+            _ => None,
+        });
+        let error = Cluster::connect(&addr.to_string(), "t").expect_err("it closes");
+        assert_eq!((error.code, error.place), ("CAM-0602", addr.to_string()));
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_told_from_what_does_not() {
+        assert!([3, 5, 6, 14, 15].into_iter().all(is_retriable));
+        assert!([0, 10, 29, 36].into_iter().all(|code| !is_retriable(code)));
     }
 }

@@ -7,8 +7,10 @@ use std::net::TcpStream;
 
 /// An answer larger than this is none.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
-/// For answers that are small. A fetch's buffer grows to its answers.
-const INBOX_BYTES: usize = 64 * 1024;
+/// What a buffer for answers begins with. It grows to the largest answer.
+pub const INBOX_BYTES: usize = 64 * 1024;
+/// Room for the answer to one produce request, the topic's name included.
+const PRODUCED_BYTES: usize = 384;
 /// Requests that go out with one system call.
 const WRITTEN_TOGETHER_MAX: usize = 8;
 
@@ -36,13 +38,11 @@ pub struct Inbox {
     end: usize,
 }
 
-impl Default for Inbox {
-    fn default() -> Inbox {
-        Inbox { buffer: vec![0; INBOX_BYTES], start: 0, end: 0 }
-    }
-}
-
 impl Inbox {
+    pub fn new(bytes: usize) -> Inbox {
+        Inbox { buffer: vec![0; bytes], start: 0, end: 0 }
+    }
+
     /// Reads once. `false`: nothing was there.
     pub fn read(&mut self, stream: &mut TcpStream) -> Result<bool, Fault> {
         if self.start == self.end {
@@ -107,8 +107,8 @@ pub struct Answer {
 
 /// A connection that produces. A ring of slots: `answered <= written <= asked <= answered + slots`.
 ///
-/// A broker answers in the order of the requests (Kafka's protocol guide, "Network"), so the oldest slot is the one that
-/// is answered next.
+/// A broker answers in the order of the requests (Kafka's protocol guide, "Network"): the oldest slot is the one to be
+/// answered next.
 #[derive(Debug)]
 pub struct Producer {
     pub stream: TcpStream,
@@ -141,7 +141,7 @@ impl Producer {
         let slot = || Slot { head: template.head.clone(), start_ns: 0, asked_ns: 0, partition: 0 };
         Producer {
             stream,
-            inbox: Inbox::default(),
+            inbox: Inbox::new((in_flight * PRODUCED_BYTES).clamp(1024, INBOX_BYTES)),
             slots: (0..in_flight).map(|_| slot()).collect(),
             asked: 0,
             written: 0,

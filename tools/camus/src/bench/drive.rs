@@ -1,16 +1,17 @@
 //! The loop that drives all connections: one thread, one epoll, no allocation per request.
 //!
-//! Before a request that is due soon it waits with a timer that is precise (`epoll_pwait2` without the kernel's slack)
-//! until shortly before, then looks at the sockets without waiting: at most [`SPIN_NS`] a request, and not at all when
-//! requests come so often that this would take a core.
+//! Before a request that is due soon it waits with a timer that is precise (`epoll_pwait2` without the kernel's slack;
+//! rustix uses it with the feature `linux_5_11` only, else it rounds up to whole milliseconds)
+//! until shortly before, then looks at the sockets without waiting: as long as the timer was late before, at most
+//! [`SPIN_NS_MAX`] a request, and not at all when requests come so often that this would take a core.
 
-use super::cluster::Cluster;
 use super::conn::{Fault, Producer};
 use super::encode::Template;
 use super::fetch::{Fetcher, Got};
 use super::load::{Schedule, Share};
 use super::stats::Recorder;
 use super::{Progress, wire};
+use crate::client::code_name;
 use crate::errors::{self, UserError};
 use hdrhistogram::Histogram;
 use rustix::event::Timespec;
@@ -19,12 +20,14 @@ use rustix::fd::OwnedFd;
 use std::mem::MaybeUninit;
 use std::net::TcpStream;
 use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Looked at without waiting before a request is due.
-const SPIN_NS: u64 = 50_000;
+/// Looked at without waiting before a request is due, at most and at least.
+const SPIN_NS_MAX: u64 = 50_000;
+const SPIN_NS_MIN: u64 = 2_000;
 /// Requests closer together than this are never waited for by looking: it would take more than a quarter of a core.
-const SPIN_INTERVAL_NS_MIN: u64 = 4 * SPIN_NS;
+const SPIN_INTERVAL_NS_MIN: u64 = 4 * SPIN_NS_MAX;
 /// Time-outs and progress are looked at this often.
 const TICK_NS: u64 = 200_000_000;
 const EVENTS_MAX: usize = 256;
@@ -73,16 +76,19 @@ pub struct Drive<'a> {
     /// Open loop: how late requests were handed to their connection, because its slots were taken or this process late.
     pub late: Histogram<u64>,
     pub timeout_ns: u64,
+    /// Set by a signal: the run ends at once, without a result.
+    pub stop: &'a AtomicBool,
     /// Closed loop: end after so many requests, whatever the time.
     pub requests_max: u64,
     pub requests_asked: u64,
 }
 
 impl Drive<'_> {
-    /// Drives to the end. `mark` is called when the measured time begins and when it has ended.
+    /// Drives to the end. `renew` gives a producer id to an idempotent producer whose sequences have a hole; `mark` is
+    /// called when the measured time begins and when it has ended.
     pub fn run(
         &mut self,
-        cluster: &mut Cluster,
+        renew: &mut dyn FnMut() -> Result<(i64, i16), UserError>,
         progress: &mut Progress,
         mark: &mut dyn FnMut() -> Result<(), UserError>,
     ) -> Result<(), UserError> {
@@ -92,6 +98,8 @@ impl Drive<'_> {
         let window = self.recorder.window;
         let mut tick = self.clock.now_ns() + TICK_NS;
         let (mut begun, mut ended) = (false, false);
+        // How late a timer wakes this thread, as a mean that forgets.
+        let mut woken_late_ns = SPIN_NS_MAX;
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS_MAX];
         for i in 0..self.producers.len() {
             self.send(i)?;
@@ -100,6 +108,9 @@ impl Drive<'_> {
             self.fetch(i)?;
         }
         loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(errors::bench_interrupted());
+            }
             let now = self.clock.now_ns();
             if !begun && now >= window.from_ns {
                 begun = true;
@@ -118,33 +129,27 @@ impl Drive<'_> {
                 self.check_time(now)?;
                 self.progress(progress, now);
             }
-            if let Some((schedule, shares)) = &self.schedule {
-                // Whose turn it is, without looking at connections that have nothing due.
-                let due: Vec<usize> = match shares.len() {
-                    1 => {
-                        if shares[0].due_ns(schedule) <= now {
-                            vec![0]
-                        } else {
-                            Vec::new()
-                        }
-                    }
-                    _ => (0..shares.len()).filter(|i| shares[*i].due_ns(schedule) <= now).collect(),
-                };
-                for i in due {
+            if self.schedule.is_some() {
+                for i in 0..self.producers.len() {
                     self.send(i)?;
                 }
             }
             let next = if begun { window.end_ns } else { window.from_ns };
             let until = tick.min(if ended { tick } else { next });
-            let timeout = self.timeout(until);
+            let timeout = self.timeout(until, woken_late_ns);
+            let wake = self.clock.now_ns() + ns_of(&timeout);
             let ready = match epoll::wait(&epoll, &mut events, Some(&timeout)) {
                 Ok((ready, _)) => ready,
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(e) => return Err(errors::bench_lost(self.addr, &format!("epoll: {e}"))),
             };
+            if ready.is_empty() && ns_of(&timeout) > 0 {
+                let late = self.clock.now_ns().saturating_sub(wake).min(SPIN_NS_MAX);
+                woken_late_ns = (7 * woken_late_ns + late) / 8;
+            }
             for event in ready {
                 let (i, flags) = (event.data.u64() as usize, event.flags);
-                self.event(i, flags, cluster, &epoll)?;
+                self.event(i, flags, renew, &epoll)?;
             }
         }
         if !begun {
@@ -179,14 +184,21 @@ impl Drive<'_> {
     }
 
     /// How long to wait: until something is due, or until a moment before it if the rest is to be looked at.
-    fn timeout(&self, until: u64) -> Timespec {
+    fn timeout(&self, until: u64, woken_late_ns: u64) -> Timespec {
         let now = self.clock.now_ns();
         let mut wait = until.saturating_sub(now);
         if let Some((schedule, shares)) = &self.schedule {
             let able = shares.iter().zip(&self.producers).filter(|(_, p)| p.may_ask());
-            if let Some(due) = able.map(|(share, _)| share.due_ns(schedule)).min() {
+            // What is due after the end, or can not be sent any more, is not waited for.
+            let end = self.recorder.window.end_ns;
+            let open = now <= end.saturating_add(self.timeout_ns);
+            let due = able.map(|(share, _)| share.due_ns(schedule)).filter(|due| open && *due < end).min();
+            if let Some(due) = due {
                 let due_in = due.saturating_sub(now);
-                let spin = if schedule.interval_ns() >= SPIN_INTERVAL_NS_MIN { SPIN_NS } else { 0 };
+                let spin = match schedule.interval_ns() >= SPIN_INTERVAL_NS_MIN {
+                    true => (2 * woken_late_ns).clamp(SPIN_NS_MIN, SPIN_NS_MAX),
+                    false => 0,
+                };
                 wait = wait.min(due_in.saturating_sub(spin));
             }
         }
@@ -229,6 +241,7 @@ impl Drive<'_> {
             let now = self.clock.now_ns();
             let start = match &mut self.schedule {
                 None => (now < end && self.requests_asked < self.requests_max).then_some(now),
+                Some(_) if now > end.saturating_add(self.timeout_ns) => None,
                 Some((schedule, shares)) => shares[i].take(schedule, now, end),
             };
             let Some(start) = start else { break };
@@ -256,7 +269,13 @@ impl Drive<'_> {
         }
     }
 
-    fn event(&mut self, i: usize, flags: EventFlags, cluster: &mut Cluster, epoll: &OwnedFd) -> Result<(), UserError> {
+    fn event(
+        &mut self,
+        i: usize,
+        flags: EventFlags,
+        renew: &mut dyn FnMut() -> Result<(i64, i16), UserError>,
+        epoll: &OwnedFd,
+    ) -> Result<(), UserError> {
         let readable = flags.intersects(EventFlags::IN | EventFlags::ERR | EventFlags::HUP);
         let producers = self.producers.len();
         let was_blocked;
@@ -272,7 +291,7 @@ impl Drive<'_> {
             }
             let producer = &mut self.producers[i];
             if producer.broken && producer.in_flight() == 0 {
-                producer.begin_anew(cluster.producer_id()?);
+                producer.begin_anew(renew()?);
             }
             self.send(i)?;
         } else {
@@ -318,12 +337,12 @@ impl Drive<'_> {
                 if matches!(code, MESSAGE_TOO_LARGE | RECORD_LIST_TOO_LARGE) {
                     too_large = Some(code);
                 }
-                recorder.failed(answer.start_ns, &Cluster::name_of(code));
+                recorder.failed(answer.start_ns, &code_name(code));
             }
         });
         read.map_err(|fault| lost(self.addr, fault))?;
         match too_large {
-            Some(code) => Err(errors::bench_record(self.addr, &Cluster::name_of(code), template.tail.len())),
+            Some(code) => Err(errors::bench_record(self.addr, &code_name(code), template.tail.len())),
             None => Ok(()),
         }
     }
@@ -343,7 +362,7 @@ impl Drive<'_> {
             return Ok(());
         };
         if errors > 0 {
-            self.recorder.failed_times(start_ns, &Cluster::name_of(error), errors);
+            self.recorder.failed_times(start_ns, &code_name(error), errors);
         }
         if self.arrivals.is_none() && errors == 0 {
             self.recorder.answered(start_ns, now, records, bytes);
@@ -378,6 +397,10 @@ impl Drive<'_> {
     }
 }
 
+fn ns_of(time: &Timespec) -> u64 {
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// When the batch was to be sent, if it is of this run.
 fn stamp(batch: &[u8], run: u64) -> Option<u64> {
     let value = wire::first_value(batch)?;
@@ -390,5 +413,149 @@ fn lost(addr: &str, fault: Fault) -> UserError {
         Fault::Io(error) => errors::bench_lost(addr, &error.to_string()),
         Fault::Closed => errors::bench_lost(addr, "it closed a connection"),
         Fault::Garbled(why) => errors::broker_answer(addr, why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::encode::{BatchSpec, Codec, Payload, batch};
+    use super::super::load::Window;
+    use super::*;
+    use crate::percentiles::{Percentiles, histogram};
+    use bytes::{BufMut, Bytes, BytesMut};
+    use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+    use kafka_protocol::messages::{ProduceResponse, ResponseHeader};
+    use kafka_protocol::protocol::{Encodable, HeaderVersion, decode_request_header_from_buffer};
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    const VERSION: i16 = 9;
+    static GO_ON: AtomicBool = AtomicBool::new(false);
+
+    /// Answers Produce on one connection, `stall` late to request `stalled`, with `code` as long as it is given one.
+    fn server(stalled: u64, stall: Duration, code: fn(u64) -> i16) -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        stream.set_nonblocking(true).expect("it may");
+        #[allow(clippy::disallowed_methods)] // a test
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            stream.set_nodelay(true).expect("it may");
+            for number in 0u64.. {
+                let mut length = [0; 4];
+                if stream.read_exact(&mut length).is_err() {
+                    return;
+                }
+                let mut frame = vec![0; u32::from_be_bytes(length) as usize];
+                stream.read_exact(&mut frame).expect("a request");
+                let header = decode_request_header_from_buffer(&mut Bytes::from(frame)).expect("a header");
+                if number == stalled {
+                    std::thread::sleep(stall);
+                }
+                let part = PartitionProduceResponse::default().with_index(0).with_error_code(code(number));
+                let topic = TopicProduceResponse::default().with_partition_responses(vec![part]);
+                let mut body = BytesMut::new();
+                ResponseHeader::default()
+                    .with_correlation_id(header.correlation_id)
+                    .encode(&mut body, ProduceResponse::header_version(VERSION))
+                    .expect("it encodes");
+                ProduceResponse::default().with_responses(vec![topic]).encode(&mut body, VERSION).expect("it encodes");
+                let mut answer = BytesMut::new();
+                answer.put_u32(body.len() as u32);
+                answer.extend_from_slice(&body);
+                if stream.write_all(&answer).is_err() {
+                    return;
+                }
+            }
+        });
+        stream
+    }
+
+    fn template() -> Template {
+        let spec = BatchSpec { records: 1, record_bytes: 100, payload: Payload::Random, codec: Codec::None, now_ms: 1 };
+        Template::new("t", VERSION, 1000, &batch(&spec).expect("it packs"), false).expect("it encodes")
+    }
+
+    fn drive(template: &Template, stream: TcpStream, rate: Option<f64>, seconds: f64, idempotent: bool) -> Drive<'_> {
+        let clock = Clock::start();
+        let window = Window { from_ns: 0, end_ns: (seconds * 1e9) as u64 };
+        let producer = idempotent.then_some((1, 0));
+        Drive {
+            clock,
+            addr: "a test",
+            template: Some(template),
+            records_per_request: 1,
+            bytes_per_request: 100,
+            producers: vec![Producer::new(stream, 1, vec![0], producer, template)],
+            schedule: rate.map(|rate| (Schedule::new(0, rate), vec![Share::new(0, 1)])),
+            fetchers: Vec::new(),
+            arrivals: None,
+            recorder: Recorder::new(window),
+            late: histogram(),
+            timeout_ns: 20_000_000_000,
+            stop: &GO_ON,
+            requests_max: u64::MAX,
+            requests_asked: 0,
+        }
+    }
+
+    fn run(drive: &mut Drive<'_>) -> Result<(), UserError> {
+        drive.run(&mut || Ok((2, 0)), &mut Progress::new(), &mut || Ok(()))
+    }
+
+    /// Lost if it fails: the truth about a broker that stalls. One stall of 300 ms in a second of 1,000 requests delays
+    /// three in ten of them; a client that waits with its next request would report one.
+    #[test]
+    fn an_open_loop_counts_a_stall_for_each_request_that_was_due_in_it() {
+        let template = template();
+        let mut drive = drive(&template, server(300, Duration::from_millis(300), |_| 0), Some(1000.0), 1.0, false);
+        run(&mut drive).expect("it lasts");
+        let seen = Percentiles::of(&drive.recorder.latency);
+        assert_eq!(seen.count, 1000, "each that was due is counted once");
+        assert!(seen.max >= 290_000.0 && seen.p90 >= 150_000.0, "{seen:?}");
+        assert!(Percentiles::of(&drive.late).p90 >= 150_000.0, "they were late because the slot was taken");
+    }
+
+    /// Lost if it fails: a run that hangs, or tells less than was asked for, when the broker can not keep the rate.
+    #[test]
+    fn what_is_due_and_is_never_sent_is_counted_as_an_error() {
+        let template = template();
+        let stalled = server(3, Duration::from_millis(700), |_| 0);
+        let mut drive = drive(&template, stalled, Some(1_000_000.0), 0.1, false);
+        drive.timeout_ns = 1_000_000_000;
+        run(&mut drive).expect("it ends");
+        let left = drive.recorder.errors["NOT_SENT"];
+        assert_eq!(drive.recorder.requests() + left, 100_000);
+        assert!(left > 0);
+    }
+
+    /// Lost if it fails: runs against a broker that refuses, and what it refused with. After an error an idempotent
+    /// producer begins anew, or all that follow would fail for their sequence.
+    #[test]
+    fn errors_are_counted_by_name_and_the_load_goes_on() {
+        let template = template();
+        let refusing = server(u64::MAX, Duration::ZERO, |number| if number % 2 == 1 { 6 } else { 0 });
+        let mut drive = drive(&template, refusing, None, 60.0, true);
+        drive.requests_max = 20;
+        run(&mut drive).expect("it lasts");
+        assert_eq!(drive.recorder.errors["NOT_LEADER_OR_FOLLOWER"], 10);
+        assert_eq!(drive.recorder.requests(), 10);
+        assert_eq!(drive.producers[0].producer, Some((2, 0)));
+    }
+
+    #[test]
+    fn a_broker_that_closes_or_takes_too_long_ends_the_run() {
+        let template = template();
+        let too_large = server(u64::MAX, Duration::ZERO, |_| 10);
+        assert_eq!(run(&mut drive(&template, too_large, None, 60.0, false)).expect_err("too large").code, "CAM-0604");
+        let mut slow = drive(&template, server(1, Duration::from_secs(5), |_| 0), None, 60.0, false);
+        slow.timeout_ns = 300_000_000;
+        assert_eq!(run(&mut slow).expect_err("too slow").code, "CAM-0603");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+        stream.set_nonblocking(true).expect("it may");
+        drop(listener.accept().expect("a connection"));
+        assert_eq!(run(&mut drive(&template, stream, None, 60.0, false)).expect_err("closed").code, "CAM-0603");
     }
 }

@@ -3,7 +3,7 @@
 //! It uses a fetch session where the broker gives one (KIP-227), so that a request names only the partitions that went
 //! on. Of what comes it looks at the headers of batches only.
 
-use super::conn::{Fault, Inbox};
+use super::conn::{Fault, INBOX_BYTES, Inbox};
 use super::wire::{self, BatchAt};
 use crate::client;
 use bytes::BytesMut;
@@ -74,7 +74,7 @@ impl Fetcher {
         Fetcher {
             stream,
             asking,
-            inbox: Inbox::default(),
+            inbox: Inbox::new(INBOX_BYTES),
             request: BytesMut::new(),
             written: 0,
             positions: partitions.iter().filter(|(_, first, end)| first < end).map(position).collect(),

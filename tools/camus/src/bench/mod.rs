@@ -21,11 +21,24 @@ mod run;
 mod stats;
 mod wire;
 
-pub use flags::BenchArgs;
-pub use run::run;
+pub use flags::BenchCommand;
 
+use crate::errors::UserError;
 use crate::out;
+use flags::{BenchArgs, Mode};
 use std::io::IsTerminal;
+
+/// Does what was asked for.
+pub fn run(command: BenchCommand) -> Result<(), UserError> {
+    let (mode, args) = match command {
+        BenchCommand::Produce(args) => (Mode::Produce, args),
+        BenchCommand::Open(args) => (Mode::Open, args),
+        BenchCommand::E2e(args) => (Mode::E2e, args),
+        BenchCommand::Fetch(args) => (Mode::Fetch, args),
+        BenchCommand::Plot { out, runs, labels } => return plot::files(&out, &runs, &labels),
+    };
+    run::run(&BenchArgs { mode, ..args })
+}
 
 /// One line on standard error that is written over and over, if that is a terminal.
 #[derive(Debug)]
@@ -52,5 +65,12 @@ impl Progress {
             out::progress("");
             self.shown = false;
         }
+    }
+}
+
+/// However a run ends, what is printed next has a line of its own.
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.end();
     }
 }

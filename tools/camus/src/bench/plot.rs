@@ -1,9 +1,178 @@
-//! The SVG.
+//! Latency by percentile as an SVG, as HdrHistogram's plots have it: the further right, the rarer; both axes are
+//! logarithmic, so that the tail is as large as the middle.
 
-use crate::errors::UserError;
-use std::path::Path;
+use crate::errors::{self, UserError};
+use plotters::coord::combinators::IntoLogRange;
+use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, WHITE};
+use std::path::{Path, PathBuf};
 
-/// Draws latency by percentile of each run.
-pub fn write(_file: &Path, _runs: &[(String, Vec<(f64, f64)>)]) -> Result<(), UserError> {
-    Ok(())
+const SIZE: (u32, u32) = (960, 560);
+/// Told apart also by those who do not see all colours, and in grey. Source: Okabe and Ito.
+const COLOURS: &[RGBColor] = &[
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+];
+/// More lines than this tell nothing.
+const RUNS_MAX: usize = 21;
+
+/// A run: what it is called, and its percentiles with their latencies, µs.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub label: String,
+    pub distribution: Vec<(f64, f64)>,
+}
+
+/// `camus bench plot`: several runs over each other.
+pub fn files(out: &Path, files: &[PathBuf], labels: &[String]) -> Result<(), UserError> {
+    if files.len() > RUNS_MAX {
+        return Err(errors::bench_flags(
+            "too many runs for one plot",
+            &format!("at most {RUNS_MAX} can be told apart"),
+        ));
+    }
+    if labels.len() > files.len() {
+        return Err(errors::bench_flags(
+            "there are more labels than files",
+            "--label goes with the files in their order",
+        ));
+    }
+    let mut runs = Vec::with_capacity(files.len());
+    for (i, file) in files.iter().enumerate() {
+        let stem = || file.file_stem().map_or_else(|| file.display().to_string(), |s| s.to_string_lossy().into_owned());
+        let label = labels.get(i).cloned().unwrap_or_else(stem);
+        runs.push(Run { label, distribution: read(file)? });
+    }
+    write(out, &runs)
+}
+
+/// The distribution in a file that `--json` has written.
+fn read(file: &Path) -> Result<Vec<(f64, f64)>, UserError> {
+    let wrong = |why: &str| errors::bench_file(file, why);
+    let text = std::fs::read_to_string(file).map_err(|e| wrong(&e.to_string()))?;
+    let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(&format!("it is no JSON: {e}")))?;
+    let points = json.get("distribution").ok_or_else(|| wrong("it has no distribution: no bench has written it"))?;
+    let points: Vec<(f64, f64)> = serde_json::from_value(points.clone()).map_err(|e| wrong(&e.to_string()))?;
+    match points.iter().any(|p| p.0 < 100.0) {
+        true => Ok(points),
+        false => Err(wrong("its distribution is empty")),
+    }
+}
+
+/// Draws the runs. Each line ends at its last percentile below 100.
+pub fn write(file: &Path, runs: &[Run]) -> Result<(), UserError> {
+    let svg = draw(runs).map_err(|why| errors::bench_file(file, &why))?;
+    std::fs::write(file, svg).map_err(|e| errors::bench_file(file, &e.to_string()))
+}
+
+/// One in how many requests is slower than percentile `percentile`.
+fn one_in(percentile: f64) -> f64 {
+    100.0 / (100.0 - percentile)
+}
+
+/// `90%`, `99.9%`: where one in 10, in 1,000 is slower. Between them nothing is written.
+fn percentile_of(one_in: f64) -> String {
+    let nines = one_in.log10().round();
+    match (one_in.log10() - nines).abs() < 1e-6 {
+        true => {
+            let digits = (nines as usize).saturating_sub(2);
+            format!("{:.digits$}%", 100.0 - 100.0 / one_in)
+        }
+        false => String::new(),
+    }
+}
+
+fn latency(us: f64) -> String {
+    match us {
+        us if us >= 1e6 => format!("{} s", us / 1e6),
+        us if us >= 1e3 => format!("{} ms", us / 1e3),
+        us => format!("{us} us"),
+    }
+}
+
+fn draw(runs: &[Run]) -> Result<String, String> {
+    let lines: Vec<Vec<(f64, f64)>> = runs
+        .iter()
+        .map(|run| run.distribution.iter().filter(|p| p.0 < 100.0).map(|p| (one_in(p.0), p.1.max(0.1))).collect())
+        .collect();
+    let points = || lines.iter().flatten();
+    let right = 10f64.powf(points().map(|p| p.0).fold(10.0, f64::max).log10().ceil());
+    let bottom = 10f64.powf(points().map(|p| p.1).fold(f64::INFINITY, f64::min).min(1e9).log10().floor());
+    let top = 10f64.powf(points().map(|p| p.1).fold(bottom * 10.0, f64::max).log10().ceil());
+    let mut svg = String::new();
+    {
+        let failed = |e: &dyn std::fmt::Display| e.to_string();
+        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        area.fill(&WHITE).map_err(|e| failed(&e))?;
+        let mut chart = ChartBuilder::on(&area)
+            .margin(16)
+            .x_label_area_size(44)
+            .y_label_area_size(72)
+            .build_cartesian_2d((1.0..right).log_scale(), (bottom..top).log_scale())
+            .map_err(|e| failed(&e))?;
+        chart
+            .configure_mesh()
+            .x_desc("percentile")
+            .y_desc("latency")
+            .x_label_formatter(&|x| percentile_of(*x))
+            .y_label_formatter(&|y| latency(*y))
+            .light_line_style(RGBColor(240, 240, 240))
+            .bold_line_style(RGBColor(200, 200, 200))
+            .draw()
+            .map_err(|e| failed(&e))?;
+        for (i, (run, line)) in runs.iter().zip(lines).enumerate() {
+            let style = COLOURS[i % COLOURS.len()].stroke_width(2);
+            chart
+                .draw_series(LineSeries::new(line, style))
+                .map_err(|e| failed(&e))?
+                .label(run.label.clone())
+                .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 24, y)], style));
+        }
+        chart
+            .configure_series_labels()
+            .position(plotters::chart::SeriesLabelPosition::UpperLeft)
+            .legend_area_size(32)
+            .margin(12)
+            .background_style(WHITE.mix(0.8))
+            .border_style(RGBColor(160, 160, 160))
+            .draw()
+            .map_err(|e| failed(&e))?;
+        area.present().map_err(|e| failed(&e))?;
+    }
+    Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_axis_names_the_nines() {
+        let named: Vec<String> = [1.0, 10.0, 100.0, 1e3, 1e4, 20.0].map(percentile_of).to_vec();
+        assert_eq!(named, ["0%", "90%", "99%", "99.9%", "99.99%", ""]);
+        assert!((one_in(99.9) - 1000.0).abs() < 1e-6);
+        assert_eq!([17.0, 1e3, 1e7].map(latency), ["17 us", "1 ms", "10 s"]);
+    }
+
+    /// Lost if it fails: a plot in which a run is missing, or one that no browser opens.
+    #[test]
+    fn each_run_is_a_line_with_its_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (a, b, out) = (dir.path().join("a.json"), dir.path().join("b.json"), dir.path().join("out.svg"));
+        std::fs::write(&a, r#"{"distribution":[[0.0,100.0],[50.0,210.5],[99.9,1900.0],[100.0,2000.0]]}"#).expect("a");
+        std::fs::write(&b, r#"{"distribution":[[0.0,400.0],[90.0,800.0]]}"#).expect("b");
+        files(&out, &[a.clone(), b], &["first <1>".to_owned()]).expect("drawn");
+        let svg = std::fs::read_to_string(&out).expect("written");
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        assert!(svg.contains("first &lt;1&gt;") && svg.contains("\nb\n"), "{svg}");
+        assert!(svg.contains("99.9%"), "{svg}");
+        assert!(svg.matches("<polyline").count() >= 4, "two lines and two legends");
+        std::fs::write(&a, "{}").expect("a");
+        assert_eq!(files(&out, &[a], &[]).expect_err("no distribution").code, "CAM-0607");
+        assert_eq!(files(&out, &[dir.path().join("c")], &[]).expect_err("no file").code, "CAM-0607");
+    }
 }

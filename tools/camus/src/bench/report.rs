@@ -10,8 +10,11 @@ use crate::waltest::Floor;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// With fewer flushes than this for each acknowledged request, the other side answers without them.
-const FLUSHES_OF_AN_FSYNCING_BROKER_MIN: f64 = 0.001;
+/// Whatever is in flight: with fewer flushes (or writes) than this for each acknowledged request, the broker answers
+/// without them.
+const FLUSHES_MIN: f64 = 0.001;
+/// Of the flushes that there must be at least. What is acknowledged at the edges of the measured time may differ.
+const FLUSHES_SURE: f64 = 0.9;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Host {
@@ -148,7 +151,8 @@ impl Report {
 
     pub fn with_flush_messages(mut self, says: Option<String>) -> Report {
         self.flush_messages = says;
-        self.durability = durability(self.mode, self.device.as_ref(), self.flush_messages.as_deref());
+        let outstanding = self.settings.connections * self.settings.in_flight();
+        self.durability = durability(self.mode, self.device.as_ref(), outstanding, self.flush_messages.as_deref());
         self
     }
 
@@ -210,34 +214,37 @@ fn broker(pid: Option<u32>, marks: &[Sample; 2]) -> Option<Broker> {
     })
 }
 
-/// In one sentence, what was seen. The device is the host's: others may have flushed as well, so that it flushed proves
-/// less than that it did not.
-fn durability(mode: Mode, device: Option<&DeviceUse>, says: Option<&str>) -> String {
+/// In a sentence or two, what was seen. One flush covers at most what is `outstanding`, so that many requests for a
+/// flush is the least of a broker that flushes before it answers. The counters are the whole device's: that it flushed
+/// proves less than that it did not.
+fn durability(mode: Mode, device: Option<&DeviceUse>, outstanding: usize, says: Option<&str>) -> String {
+    const NOT_COMPARABLE: &str = "its figures are not comparable with an fsyncing broker.";
     let says = match says {
         Some("1") => " Its topic says flush.messages=1: it means to flush each append.".to_owned(),
+        Some(says) if says.parse() == Ok(i64::MAX) => " Its topic does not set flush.messages.".to_owned(),
         Some(says) => format!(" Its topic says flush.messages={says}."),
         None => String::new(),
     };
+    let least = (FLUSHES_SURE / outstanding.max(1) as f64).max(FLUSHES_MIN);
     let seen = match device {
         _ if mode == Mode::Fetch => return "not a matter of reading".to_owned(),
-        None => "not known: without --data-dir (on a block device of this host) nothing is measured.".to_owned(),
-        Some(d) if d.writes_per_request < FLUSHES_OF_AN_FSYNCING_BROKER_MIN => {
-            let name = &d.name;
-            format!(
-                "{name} was hardly written to: the other side did not write to it before answering: its figures are \
-                 not comparable with an fsyncing broker."
-            )
-        }
+        None => "not known: without --data-dir (on a block device of this host) nothing is counted.".to_owned(),
+        Some(d) if d.writes_per_request < least => format!(
+            "the other side did not write to {} before answering ({:.4} writes a request): {NOT_COMPARABLE}",
+            d.name, d.writes_per_request
+        ),
         Some(d) if !d.write_back || d.fua => format!(
             "{} needs no flushes to be durable ({}), so they say nothing; {:.3} writes for each acknowledged request.",
             d.name,
             if d.fua { "it takes writes past its cache" } else { "its cache is write-through" },
             d.writes_per_request
         ),
-        Some(d) if d.flushes_per_request < FLUSHES_OF_AN_FSYNCING_BROKER_MIN => {
-            "the other side did not flush before answering: its figures are not comparable with an fsyncing broker."
-                .to_owned()
-        }
+        Some(d) if d.flushes_per_request < least => format!(
+            "the other side did not flush before answering ({:.4} flushes a request, and with {outstanding} \
+             outstanding it takes {:.4} or more): {NOT_COMPARABLE}",
+            d.flushes_per_request,
+            1.0 / outstanding.max(1) as f64
+        ),
         Some(d) => format!("{:.3} flushes of {} for each acknowledged request.", d.flushes_per_request, d.name),
     };
     format!("{seen}{says}")
@@ -322,4 +329,126 @@ fn headline(report: &Report) -> String {
         ),
     };
     format!("{} against {}: {how}", report.mode_name(), s.bootstrap)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::Window;
+    use super::super::process::Usage;
+    use super::super::stats::Recorder;
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn device(flushes_per_request: f64, writes_per_request: f64) -> DeviceUse {
+        DeviceUse {
+            name: "vda".to_owned(),
+            write_back: true,
+            fua: false,
+            flushes: 1,
+            flushes_per_request,
+            writes: 1,
+            writes_per_request,
+            bytes_written: 1,
+            bytes_per_acked_byte: 1.0,
+        }
+    }
+
+    /// Lost if it fails: the warning that a broker answers before it flushes, or the trust in it.
+    #[test]
+    fn who_can_not_have_flushed_is_named_and_nobody_else() {
+        let said = |d: &DeviceUse, outstanding| durability(Mode::Produce, Some(d), outstanding, None);
+        assert!(said(&device(1.02, 2.0), 1).starts_with("1.020 flushes of vda"));
+        assert!(said(&device(0.03, 2.0), 40).starts_with("0.030 flushes of vda"), "one flush for all that wait");
+        for (flushes, outstanding) in [(0.06, 1), (0.01, 40), (0.0, 100_000)] {
+            assert!(said(&device(flushes, 2.0), outstanding).starts_with("the other side did not flush before"));
+        }
+        assert!(said(&device(0.0, 0.01), 1).starts_with("the other side did not write to vda"));
+        let through = DeviceUse { write_back: false, ..device(0.0, 1.5) };
+        assert!(said(&through, 1).starts_with("vda needs no flushes"), "not countable is not a verdict");
+        assert!(durability(Mode::Open, None, 1, Some("1")).ends_with("it means to flush each append."));
+    }
+
+    fn report(line: &[&str], mode: Mode) -> Report {
+        let args = BenchArgs { mode, ..Line::try_parse_from(line).expect("it parses").args };
+        let mut recorder = Recorder::new(Window { from_ns: 0, end_ns: 2_000_000_000 });
+        for request in 0..2000u64 {
+            recorder.answered(request * 1_000_000, request * 1_000_000 + 210_000, 1, 1024);
+        }
+        recorder.failed(5, "NOT_LEADER_OR_FOLLOWER");
+        recorder.turn_seconds(2_000_000_000);
+        let broker = Usage { cpu_s: 1.0, rss_bytes: 64 << 20, rss_max_bytes: 80 << 20, write_bytes: Some(1000) };
+        let begin = Sample { client_s: 0.5, broker: Some(broker), device: None };
+        let end = Sample { client_s: 0.51, broker: Some(Usage { cpu_s: 1.1, ..broker }), device: None };
+        let arrivals =
+            (mode == Mode::E2e).then(|| super::super::drive::Arrivals { run: 1, latency: recorder.latency.clone() });
+        let late = crate::percentiles::histogram();
+        let measured = Measured { recorder, arrivals, late, marks: [begin, end] };
+        Report::of(&args, &measured, None, 1_764_000_000_000)
+            .with_host(Some(0.1), Some(0.2))
+            .with_flush_messages(Some("1".to_owned()))
+    }
+
+    /// Lost if it fails: every script that reads what --json writes.
+    #[test]
+    fn the_json_has_the_names_that_scripts_read() {
+        let report = report(&["bench", "--broker-pid", "7"], Mode::E2e);
+        let json: serde_json::Value = serde_json::from_str(&report.json()).expect("JSON");
+        for name in [
+            "version",
+            "mode",
+            "started",
+            "settings",
+            "host",
+            "requests",
+            "records",
+            "bytes",
+            "errors",
+            "seconds",
+            "requests_per_s",
+            "mb_per_s",
+            "latency_us",
+            "produce_latency_us",
+            "distribution",
+            "timeline",
+            "cpu",
+            "device",
+            "broker",
+            "floor",
+            "durability",
+        ] {
+            assert!(json.get(name).is_some(), "{name}");
+        }
+        assert_eq!(json["mode"], "e2e");
+        assert_eq!(json["settings"]["in_flight"], 5, "what held, not what was left out");
+        assert_eq!(json["requests"], 2000);
+        assert_eq!(json["errors"]["NOT_LEADER_OR_FOLLOWER"], 1);
+        assert_eq!(json["timeline"].as_array().expect("a list").len(), 2);
+        assert_eq!(json["timeline"][0]["requests"], 1000);
+        assert!((json["latency_us"]["p999"].as_f64().expect("a number") - 210.0).abs() < 1.0);
+        assert!((json["cpu"]["broker_us_per_request"].as_f64().expect("a number") - 50.0).abs() < 0.01);
+        assert!((json["cpu"]["client_s_per_gb"].as_f64().expect("a number") - 4.88).abs() < 0.01);
+        assert_eq!((json["broker"]["pid"].clone(), json["device"].is_null()), (7.into(), true));
+        let last = json["distribution"].as_array().expect("a list").last().expect("a point").clone();
+        assert_eq!(last[0], 100.0);
+    }
+
+    #[test]
+    fn the_text_lines_up() {
+        let text = text(&report(&["bench", "--partitions", "3", "--batch-bytes", "4096"], Mode::Produce));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "produce against 127.0.0.1:9092: 3 partitions, 1 connection x 1 in flight, 4 records of 1 KiB a batch"
+        );
+        assert!(lines[2].starts_with("latency, us  p50    p90    p99"), "{text}");
+        assert!(lines[3].starts_with("produce      210.1"), "{text}");
+        assert!(text.contains("\nrequests    2000 in 2.00 s   1000.0/s"), "{text}");
+        assert!(text.contains("\nerrors      NOT_LEADER_OR_FOLLOWER 1\n"), "{text}");
+    }
 }

@@ -16,13 +16,18 @@ use crate::errors::{self, UserError};
 use crate::percentiles::histogram;
 use crate::waltest::{self, Floor};
 use crate::{client, out};
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Batches and requests that fill a topic before it is read.
 const FILL_BATCH_BYTES: usize = 64 * 1024;
 const FILL_IN_FLIGHT: usize = 5;
+const FILL_ATTEMPTS_MAX: usize = 20;
+const FILL_AGAIN: Duration = Duration::from_millis(250);
 /// The consumer of an end-to-end run waits for records this long, and gets them one by one if they come so.
 const CONSUMER_WAIT_MS: i32 = 500;
 /// A load that ends by itself and not by the clock.
@@ -41,6 +46,8 @@ pub struct Sample {
 struct Watched {
     pid: Option<u32>,
     device: Option<Device>,
+    /// Somebody wants it to end.
+    stop: Arc<AtomicBool>,
 }
 
 impl Watched {
@@ -55,7 +62,7 @@ impl Watched {
             return Err(errors::bench_observed(&shown, "it is no directory", &format!("ls -ld {shown}")));
         }
         let device = args.data_dir.as_deref().map(Device::of).transpose()?.flatten();
-        Ok(Watched { pid: args.broker_pid, device })
+        Ok(Watched { pid: args.broker_pid, device, stop: waltest::stop_on_signals()? })
     }
 
     fn sample(&self) -> Result<Sample, UserError> {
@@ -79,7 +86,7 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     let mut cluster = Cluster::connect(&args.bootstrap, &args.topic)?;
     let load_before = process::load();
     let before = floor(args, &mut progress, "before")?;
-    let measured = match topic(args, &mut cluster, &mut progress) {
+    let measured = match topic(args, &mut cluster, &watched.stop, &mut progress) {
         Ok(()) => measure(args, &mut cluster, &watched, &mut progress),
         Err(e) => Err(e),
     };
@@ -101,7 +108,8 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
         let counted = if counted.is_empty() { "no request was measured".to_owned() } else { counted.join(", ") };
         return Err(errors::bench_nothing(&args.bootstrap, &counted));
     }
-    let report = Report::of(args, &measured, watched.device.as_ref(), started)
+    let held = BenchArgs { partitions: cluster.partitions, ..args.clone() };
+    let report = Report::of(&held, &measured, watched.device.as_ref(), started)
         .with_host(load_before, load_after)
         .with_floor(before, after)
         .with_flush_messages(flush_messages);
@@ -116,7 +124,8 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     }
     match &args.svg {
         Some(file) => {
-            plot::write(file, &[(format!("{} {}", report.mode_name(), args.bootstrap), report.distribution.clone())])
+            let label = format!("{} {}", report.mode_name(), args.bootstrap);
+            plot::write(file, &[plot::Run { label, distribution: report.distribution }])
         }
         None => Ok(()),
     }
@@ -137,10 +146,10 @@ fn floor(args: &BenchArgs, progress: &mut Progress, when: &str) -> Result<Option
     waltest::floor(dir, args.floor_s).map(Some)
 }
 
-fn topic(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
+fn topic(args: &BenchArgs, cluster: &mut Cluster, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
     match args.mode == Mode::Fetch && args.no_fill {
-        true => cluster.topic_as_it_is(progress),
-        false => cluster.topic_ready(args.partitions, progress),
+        true => cluster.topic_as_it_is(stop, progress),
+        false => cluster.topic_ready(args.partitions, stop, progress),
     }
 }
 
@@ -167,7 +176,7 @@ fn measure(
         _ => Some(template_of(args, cluster, &batch)?),
     };
     if args.mode == Mode::Fetch && !args.no_fill {
-        fill(args, cluster, progress)?;
+        fill(args, cluster, watched, progress)?;
     }
     let (producers, fetchers) = match &template {
         Some(template) => {
@@ -203,11 +212,12 @@ fn measure(
         recorder: Recorder::new(window),
         late: histogram(),
         timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
+        stop: &watched.stop,
         requests_max: u64::MAX,
         requests_asked: 0,
     };
     let mut marks = Vec::with_capacity(2);
-    drive.run(cluster, progress, &mut || {
+    drive.run(&mut || cluster.producer_id(), progress, &mut || {
         marks.push(watched.sample()?);
         Ok(())
     })?;
@@ -287,20 +297,46 @@ fn readers(args: &BenchArgs, cluster: &mut Cluster) -> Result<Vec<Fetcher>, User
     Ok(made)
 }
 
-/// Produces what is to be read.
-fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Result<(), UserError> {
+/// Produces what is to be read. A leader may need a moment after its election: what it refuses is sent again.
+fn fill(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress: &mut Progress) -> Result<(), UserError> {
     let records = args.records().max(FILL_BATCH_BYTES / args.record_bytes.max(1));
     let template = template_of(args, cluster, &batch_of(args, records)?)?;
     let bytes = (records * args.record_bytes) as u64;
-    progress.say(&format!("filling the topic with {} MB", args.fill_mb));
-    let clock = Clock::start();
-    let producers = producers(args, cluster, &template, 1, FILL_IN_FLIGHT)?;
+    let mut left = (args.fill_mb * 1_000_000).div_ceil(bytes.max(1));
+    for again in 0..FILL_ATTEMPTS_MAX {
+        progress.say(&format!("filling the topic with {} MB", left * bytes / 1_000_000));
+        let errors = fill_once(args, cluster, watched, progress, &template, records, left)?;
+        left = errors.values().sum();
+        if left == 0 {
+            return Ok(());
+        }
+        if again + 1 == FILL_ATTEMPTS_MAX {
+            let counted: Vec<String> = errors.iter().map(|(name, n)| format!("{name} {n} times")).collect();
+            return Err(errors::bench_nothing(&args.bootstrap, &format!("filling the topic: {}", counted.join(", "))));
+        }
+        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+        std::thread::sleep(FILL_AGAIN);
+    }
+    Ok(())
+}
+
+/// The errors that came, by name.
+fn fill_once(
+    args: &BenchArgs,
+    cluster: &mut Cluster,
+    watched: &Watched,
+    progress: &mut Progress,
+    template: &Template,
+    records: usize,
+    requests: u64,
+) -> Result<BTreeMap<String, u64>, UserError> {
+    let producers = producers(args, cluster, template, 1, FILL_IN_FLIGHT)?;
     let mut drive = Drive {
-        clock,
+        clock: Clock::start(),
         addr: &args.bootstrap,
-        template: Some(&template),
+        template: Some(template),
         records_per_request: records,
-        bytes_per_request: bytes,
+        bytes_per_request: (records * args.record_bytes) as u64,
         producers,
         schedule: None,
         fetchers: Vec::new(),
@@ -308,16 +344,12 @@ fn fill(args: &BenchArgs, cluster: &mut Cluster, progress: &mut Progress) -> Res
         recorder: Recorder::new(Window { from_ns: 0, end_ns: NO_END_NS }),
         late: histogram(),
         timeout_ns: u64::from(args.timeout_s) * 1_000_000_000,
-        requests_max: (args.fill_mb * 1_000_000).div_ceil(bytes.max(1)),
+        stop: &watched.stop,
+        requests_max: requests,
         requests_asked: 0,
     };
-    drive.run(cluster, progress, &mut || Ok(()))?;
-    match drive.recorder.errors.iter().next() {
-        None => Ok(()),
-        Some((name, times)) => {
-            Err(errors::bench_nothing(&args.bootstrap, &format!("filling the topic: {name} {times} times")))
-        }
-    }
+    drive.run(&mut || cluster.producer_id(), progress, &mut || Ok(()))?;
+    Ok(drive.recorder.errors)
 }
 
 fn wall_ms() -> u64 {

@@ -195,3 +195,64 @@ pub fn first_value(batch: &[u8]) -> Option<&[u8]> {
     let value = usize::try_from(r.zigzag()?).ok()?;
     r.take(value)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::encode::{BatchSpec, Codec, Payload, batch};
+    use super::*;
+    use bytes::{Bytes, BytesMut};
+    use kafka_protocol::messages::fetch_response::{AbortedTransaction, FetchableTopicResponse, PartitionData};
+    use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
+    use kafka_protocol::messages::{FetchResponse, ProduceResponse, ResponseHeader, TopicName};
+    use kafka_protocol::protocol::{Encodable, HeaderVersion, StrBytes};
+
+    fn frame<R: Encodable + HeaderVersion>(answer: &R, version: i16) -> BytesMut {
+        let mut frame = BytesMut::new();
+        let header = ResponseHeader::default().with_correlation_id(77);
+        header.encode(&mut frame, R::header_version(version)).expect("it encodes");
+        answer.encode(&mut frame, version).expect("it encodes");
+        frame
+    }
+
+    fn name() -> TopicName {
+        TopicName(StrBytes::from_static_str("a-topic"))
+    }
+
+    /// Lost if it fails: what a broker of another version answers, and with it every figure against it.
+    #[test]
+    fn answers_of_each_version_are_read_as_they_were_meant() {
+        for version in 3..=12 {
+            let part = PartitionProduceResponse::default().with_index(4711).with_error_code(6);
+            let topic = TopicProduceResponse::default().with_name(name()).with_partition_responses(vec![part]);
+            let frame = frame(&ProduceResponse::default().with_responses(vec![topic]), version);
+            let read = produced(&frame, version);
+            assert_eq!(read, Some(Produced { correlation: 77, partition: 4711, error: 6 }), "Produce {version}");
+            assert_eq!(produced(&frame[..9], version), None, "cut short");
+        }
+        let spec = BatchSpec { records: 3, record_bytes: 50, payload: Payload::Words, codec: Codec::None, now_ms: 1 };
+        let mut records = batch(&spec).expect("it packs").bytes;
+        records[..8].copy_from_slice(&100i64.to_be_bytes());
+        let whole = records.len();
+        records.extend_from_within(..whole - 1);
+        for version in 4..=12 {
+            let aborted = AbortedTransaction::default();
+            let full = PartitionData::default()
+                .with_partition_index(5)
+                .with_aborted_transactions(Some(vec![aborted]))
+                .with_records(Some(Bytes::copy_from_slice(&records)));
+            let failed = PartitionData::default().with_partition_index(6).with_error_code(3);
+            let topic = FetchableTopicResponse::default().with_topic(name()).with_partitions(vec![full, failed]);
+            let answer = FetchResponse::default().with_responses(vec![topic]);
+            let answer = if version >= 7 { answer.with_session_id(9) } else { answer };
+            let mut seen = Vec::new();
+            let head = fetched(&frame(&answer, version), version, |part| {
+                let found: Vec<_> = batches(part.records).map(|b| (b.base_offset, b.next_offset, b.records)).collect();
+                seen.push((part.partition, part.error, found));
+            });
+            let session = if version >= 7 { 9 } else { 0 };
+            assert_eq!(head, Some(FetchedHead { correlation: 77, error: 0, session }), "Fetch {version}");
+            assert_eq!(seen, [(5, 0, vec![(100, 103, 3)]), (6, 3, vec![])], "Fetch {version}: the cut batch is left");
+        }
+        assert_eq!(first_value(&records[..whole]).map(<[u8]>::len), Some(50));
+    }
+}
