@@ -1,5 +1,6 @@
-//! One suite for every shell: what a driver may rely on. Each test runs on io_uring and on epoll; the simulator has its
-//! own in `rt/sim.rs`. What would break the process for other tests runs in a child process (`child_*`, ignored).
+//! One suite for every shell: what a driver may rely on. Each test runs on io_uring, on epoll and, with the feature
+//! `shell-glommio`, on glommio; the simulator has its own in `rt/sim.rs`. What would break the process for other tests
+//! runs in a child process (`child_*`, ignored).
 #![allow(clippy::disallowed_methods, reason = "tests drive the shells from outside, with real clients and clocks")]
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
@@ -29,6 +30,8 @@ macro_rules! on_each_shell {
     ($($name:ident),* $(,)?) => {
         mod uring { $(#[test] fn $name() { super::$name(super::IoChoice::Uring); })* }
         mod poll { $(#[test] fn $name() { super::$name(super::IoChoice::Blocking); })* }
+        #[cfg(feature = "shell-glommio")]
+        mod glommio { $(#[test] fn $name() { super::$name(super::IoChoice::Glommio); })* }
     };
 }
 
@@ -172,7 +175,11 @@ impl EchoServer {
         let (stop2, seen2) = (stop.clone(), seen.clone());
         let make = move |_| Echo { conns: BTreeMap::new(), last: BTreeMap::new(), addr, stop: stop2, seen: seen2 };
         let handle = spawn_core(choice, config.clone(), make).unwrap();
-        let expected = if choice == IoChoice::Blocking { ShellKind::Poll } else { ShellKind::Uring };
+        let expected = match choice {
+            IoChoice::Auto | IoChoice::Uring => ShellKind::Uring,
+            IoChoice::Blocking => ShellKind::Poll,
+            IoChoice::Glommio => ShellKind::Glommio,
+        };
         assert_eq!(handle.kind, expected);
         let addr = got_addr.recv_timeout(PATIENCE).unwrap();
         let waker = config.bell.waker();
@@ -673,11 +680,13 @@ fn a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed(choice: I
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path());
     let (addr, got_addr) = mpsc::channel();
+    let (accepted, is_accepted) = mpsc::channel();
     let client = thread::spawn(move || {
         let addr: SocketAddr = got_addr.recv().unwrap();
         let mut client = TcpStream::connect(addr).unwrap();
         client.write_all(&[1; 2_000]).unwrap();
-        thread::sleep(Duration::from_millis(20));
+        // One that is reset before that is nobody's connection.
+        is_accepted.recv().unwrap();
         socket2::SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
     });
     let (mut resume, mut paused, mut closed) = (None, None, false);
@@ -690,6 +699,7 @@ fn a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed(choice: I
             Step::Event(Event::Accepted { conn, .. }) => {
                 rt.set_receiving(conn, false);
                 (paused, resume) = (Some(conn), Some(rt.now() + Duration::from_millis(300)));
+                accepted.send(()).unwrap();
             }
             Step::Event(Event::Received { .. }) => assert!(paused.is_none(), "bytes while it is paused"),
             Step::Event(Event::Closed { why, .. }) => {
@@ -809,7 +819,7 @@ fn disk_ops(choice: IoChoice, config: &CoreConfig, ops: Vec<DiskOp>) -> Vec<Resu
 fn methods(choice: IoChoice) -> Vec<Option<DurableMethod>> {
     match choice {
         IoChoice::Blocking => vec![None],
-        IoChoice::Auto | IoChoice::Uring => {
+        IoChoice::Auto | IoChoice::Uring | IoChoice::Glommio => {
             vec![None, Some(DurableMethod::Dsync), Some(DurableMethod::LinkedFsync)]
         }
     }
@@ -848,7 +858,7 @@ fn a_file_is_prepared_written_read_and_removed(choice: IoChoice) {
         let [Ok(DiskOk::Prepared), Ok(DiskOk::Written), Ok(DiskOk::Written), Ok(DiskOk::Written)] = &ends[..] else {
             panic!("{ends:?}")
         };
-        if choice == IoChoice::Uring {
+        if choice != IoChoice::Blocking {
             let turns = &config.stats.turns;
             assert_eq!(turns.writes_registered.load(Ordering::Relaxed), 2, "{method:?}");
             assert_eq!(turns.writes_unregistered.load(Ordering::Relaxed), 1, "{method:?}");
@@ -966,15 +976,21 @@ const CHILD: &str = "CAMUS_SEAM_CHILD";
 fn child(test: &str, choice: IoChoice) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, if choice == IoChoice::Blocking { "poll" } else { "uring" });
+    command.env(CHILD, shell_name(choice));
     command
 }
 
-fn child_choice() -> Option<IoChoice> {
-    match std::env::var(CHILD).ok()?.as_str() {
-        "poll" => Some(IoChoice::Blocking),
-        _ => Some(IoChoice::Uring),
+fn shell_name(choice: IoChoice) -> &'static str {
+    match choice {
+        IoChoice::Auto | IoChoice::Uring => "uring",
+        IoChoice::Blocking => "poll",
+        IoChoice::Glommio => "glommio",
     }
+}
+
+fn child_choice() -> Option<IoChoice> {
+    let asked = std::env::var(CHILD).ok()?;
+    [IoChoice::Uring, IoChoice::Blocking, IoChoice::Glommio].into_iter().find(|choice| shell_name(*choice) == asked)
 }
 
 fn succeeds(mut command: Command) {

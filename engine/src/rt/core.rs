@@ -1,5 +1,7 @@
 //! One core: its thread, its pinning, the shell it runs under.
 
+#[cfg(feature = "shell-glommio")]
+use super::glommio::GlommioShell;
 use super::{Bell, Driver, Waker, machine, poll, uring};
 use crate::io::DurableMethod;
 use crate::io::buf::PoolRegions;
@@ -18,9 +20,11 @@ pub enum ShellKind {
     Uring,
     /// epoll for the network, helper threads for the disk.
     Poll,
+    /// glommio for the network, a ring of our own for the disk. In builds with the feature `shell-glommio`.
+    Glommio,
 }
 
-/// What the operator asked for (`--io`).
+/// What the operator asked for (`--io`, `--shell`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum IoChoice {
     /// io_uring; where it is not available, epoll, saying so.
@@ -30,6 +34,8 @@ pub enum IoChoice {
     Uring,
     /// epoll and blocking disk calls.
     Blocking,
+    /// glommio or nothing; [`RtError::NotBuilt`] where it is not built in.
+    Glommio,
 }
 
 /// Everything a shell needs to know of its core.
@@ -106,6 +112,8 @@ pub enum RtError {
     /// Memory for a ring could not be had, also after waiting: RLIMIT_MEMLOCK is too low, or the memory is gone.
     #[error("no memory for {what} (limit for locked memory: {memlock_bytes} bytes): {error}")]
     NoMemory { what: &'static str, memlock_bytes: u64, error: io::Error },
+    #[error("this build has no shell on glommio: it needs the cargo feature shell-glommio")]
+    NotBuilt,
     #[error("{what}: {error}")]
     Setup { what: String, error: io::Error },
     /// The loop's own system call failed. What was in flight is unknown: the process has to end.
@@ -118,6 +126,8 @@ pub enum RtError {
 enum Shell {
     Uring(uring::UringShell),
     Poll(poll::PollShell),
+    #[cfg(feature = "shell-glommio")]
+    Glommio(GlommioShell),
 }
 
 impl Shell {
@@ -127,6 +137,10 @@ impl Shell {
         match choice {
             IoChoice::Uring => uring(),
             IoChoice::Blocking => poll(),
+            #[cfg(feature = "shell-glommio")]
+            IoChoice::Glommio => GlommioShell::new(config).map(Shell::Glommio),
+            #[cfg(not(feature = "shell-glommio"))]
+            IoChoice::Glommio => Err(RtError::NotBuilt),
             IoChoice::Auto => match uring() {
                 Err(reason @ (RtError::Unavailable(_) | RtError::NoMemory { .. })) => {
                     tracing::warn!(core = %config.core, %reason, "going on with epoll and blocking disk calls: slower");
@@ -141,6 +155,8 @@ impl Shell {
         match self {
             Shell::Uring(_) => ShellKind::Uring,
             Shell::Poll(_) => ShellKind::Poll,
+            #[cfg(feature = "shell-glommio")]
+            Shell::Glommio(_) => ShellKind::Glommio,
         }
     }
 
@@ -148,6 +164,8 @@ impl Shell {
         match self {
             Shell::Uring(shell) => shell.run(driver),
             Shell::Poll(shell) => shell.run(driver),
+            #[cfg(feature = "shell-glommio")]
+            Shell::Glommio(shell) => shell.run(driver),
         }
     }
 }

@@ -12,10 +12,10 @@
 //! shell is up.
 //!
 //! Files: `uring.rs` the default shell (one io_uring ring a core); `poll.rs` epoll and helper threads for the disk,
-//! where io_uring is forbidden; `real.rs` what these two share; `sim.rs` one thread, virtual time, seeded; `core.rs`
-//! threads, pinning, the choice of a shell; `mesh.rs` the bounded lanes between cores; `wake.rs` how a foreign thread
-//! reaches a loop; `slots.rs` connection ids; `outgoing.rs` what is being sent; `machine.rs` clock, chance and sockets
-//! of this machine; `rng.rs` chance from a seed.
+//! where io_uring is forbidden; `glommio.rs` a third, behind the feature `shell-glommio`; `real.rs` what these share;
+//! `sim.rs` one thread, virtual time, seeded; `core.rs` threads, pinning, the choice of a shell; `mesh.rs` the bounded
+//! lanes between cores; `wake.rs` how a foreign thread reaches a loop; `slots.rs` connection ids; `outgoing.rs` what is
+//! being sent; `machine.rs` clock, chance and sockets of this machine; `rng.rs` chance from a seed.
 
 use crate::io::{Disk, DiskDone};
 use crate::types::{Mono, WallMs};
@@ -25,6 +25,8 @@ use std::io;
 use std::net::SocketAddr;
 
 mod core;
+#[cfg(feature = "shell-glommio")]
+mod glommio;
 mod machine;
 pub mod mesh;
 mod outgoing;

@@ -7,7 +7,7 @@
 use super::core::{CoreConfig, RtError};
 use super::machine;
 use super::outgoing::Outgoing;
-use super::real::{self, Kernel, Local};
+use super::real::{self, Blocks, Kernel, Local};
 use super::{CloseReason, ConnId, Driver, Event};
 use crate::io::blocking::{BlockingDisk, BlockingTransfers};
 use crate::limits::LISTENERS_MAX;
@@ -84,6 +84,7 @@ struct ConnState {
 
 impl Kernel for Epoll {
     type Transfers = BlockingTransfers;
+    type Socket = Socket;
     type Listener = ListenerState;
     type Conn = ConnState;
     type Sending = Outgoing;
@@ -92,18 +93,6 @@ impl Kernel for Epoll {
     fn settle(core: &mut Core) -> Result<(), RtError> {
         core.settle_listeners()?;
         core.settle_conns()
-    }
-
-    fn wait(core: &mut Core, inbox: &mut Inbox, until: Option<Mono>) -> Result<(), RtError> {
-        let timeout = core.timeout(until);
-        let at_hand = !core.local.is_empty() || !core.dirty.is_empty() || core.disk.has_done();
-        let now = at_hand || timeout.is_some_and(|timeout| timeout.is_zero());
-        let timeout = if now || !core.bell.parking().sleep() { Some(Duration::ZERO) } else { timeout };
-        inbox.ready.clear();
-        match core.kernel.poller.wait(&mut inbox.ready, timeout) {
-            Err(error) if error.kind() != ErrorKind::Interrupted => Err(core.failed("epoll_wait")(error)),
-            _ => Ok(()),
-        }
     }
 
     fn completions<D: Driver>(core: &mut Core, inbox: &mut Inbox, driver: &mut D) -> Result<u64, RtError> {
@@ -166,6 +155,20 @@ impl Kernel for Epoll {
 
     fn is_over(_: &mut Core) -> bool {
         true
+    }
+}
+
+impl Blocks for Epoll {
+    fn wait(core: &mut Core, inbox: &mut Inbox, until: Option<Mono>) -> Result<(), RtError> {
+        let timeout = core.timeout(until);
+        let at_hand = !core.local.is_empty() || !core.dirty.is_empty() || core.disk.has_done();
+        let now = at_hand || timeout.is_some_and(|timeout| timeout.is_zero());
+        let timeout = if now || !core.bell.parking().sleep() { Some(Duration::ZERO) } else { timeout };
+        inbox.ready.clear();
+        match core.kernel.poller.wait(&mut inbox.ready, timeout) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => Err(core.failed("epoll_wait")(error)),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -325,6 +328,6 @@ impl Core {
     }
 }
 
-fn reason(error: &io::Error) -> CloseReason {
+pub(super) fn reason(error: &io::Error) -> CloseReason {
     CloseReason::Error(error.raw_os_error().unwrap_or(libc::EIO))
 }

@@ -14,6 +14,7 @@ use crate::stats::CoreStats;
 use crate::types::{CoreId, Mono, WallMs};
 use bytes::Bytes;
 use socket2::Socket;
+use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -28,6 +29,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(10);
 pub(super) trait Kernel: Sized {
     /// How its disk reads and writes.
     type Transfers: Transfers;
+    /// A connection's socket: owned, or lent by what owns it.
+    type Socket: Borrow<Socket>;
     /// What it keeps of a listener, of a connection, and of what a connection sends.
     type Listener;
     type Conn;
@@ -37,8 +40,6 @@ pub(super) trait Kernel: Sized {
 
     /// Brings what the kernel does for listeners and dirty connections in line with what is wanted now.
     fn settle(core: &mut Core<Self>) -> Result<(), RtError>;
-    /// Submits everything and waits for a completion, a wake-up, or the time `until`.
-    fn wait(core: &mut Core<Self>, inbox: &mut Self::Inbox, until: Option<Mono>) -> Result<(), RtError>;
     /// Reports what the kernel told; returns how much it was.
     fn completions<D: Driver>(core: &mut Core<Self>, inbox: &mut Self::Inbox, driver: &mut D) -> Result<u64, RtError>;
     /// A socket that listens, as the one for this slot.
@@ -56,6 +57,12 @@ pub(super) trait Kernel: Sized {
     fn holds(conn: &Conn<Self>) -> u8;
     /// The driver has stopped, and nothing but the bell is left: has it gone as well? If not, it goes now.
     fn is_over(core: &mut Core<Self>) -> bool;
+}
+
+/// A shell that blocks its thread until something happens. (One on an executor gives way instead.)
+pub(super) trait Blocks: Kernel {
+    /// Submits everything and waits for a completion, a wake-up, or the time `until`.
+    fn wait(core: &mut Core<Self>, inbox: &mut Self::Inbox, until: Option<Mono>) -> Result<(), RtError>;
 }
 
 pub(super) struct Listener<K: Kernel> {
@@ -80,7 +87,7 @@ impl<K: Kernel> Listener<K> {
 }
 
 pub(super) struct Conn<K: Kernel> {
-    pub socket: Socket,
+    pub socket: K::Socket,
     pub accepted: bool,
     pub connecting: bool,
     /// What the driver wants.
@@ -95,7 +102,7 @@ pub(super) struct Conn<K: Kernel> {
 }
 
 impl<K: Kernel> Conn<K> {
-    pub fn new(socket: Socket, own: K::Conn) -> Conn<K> {
+    pub fn new(socket: K::Socket, own: K::Conn) -> Conn<K> {
         Conn {
             socket,
             accepted: false,
@@ -153,44 +160,28 @@ impl<K: Kernel> Core<K> {
         }
     }
 
-    /// Until the driver stops, and then until every operation has ended.
-    pub fn run<D: Driver>(&mut self, inbox: &mut K::Inbox, driver: &mut D) -> Result<(), RtError> {
-        driver.start(self);
-        let mut turn = Turn::Again;
-        while turn != Turn::Stop {
-            let until = match turn {
-                Turn::Wait { until } => until,
-                Turn::Again | Turn::Stop => Some(Mono(0)),
-            };
-            K::settle(self)?;
-            K::wait(self, inbox, until)?;
-            let began = machine::mono();
-            let events = self.events(inbox, driver)?;
-            turn = driver.turn_end(self);
-            self.stats.turns.turn(machine::mono().0.saturating_sub(began.0), events);
-        }
-        self.wind_up(inbox, driver)
+    /// A turn but for its wait: reports what happened, and lets the driver decide.
+    pub fn turn<D: Driver>(&mut self, inbox: &mut K::Inbox, driver: &mut D) -> Result<Turn, RtError> {
+        let began = machine::mono();
+        let events = self.events(inbox, driver)?;
+        let turn = driver.turn_end(self);
+        self.stats.turns.turn(machine::mono().0.saturating_sub(began.0), events);
+        Ok(turn)
     }
 
-    /// After the driver's last turn: every operation ends before the loop does. Its ends are still reported.
-    fn wind_up<D: Driver>(&mut self, inbox: &mut K::Inbox, driver: &mut D) -> Result<(), RtError> {
-        self.disk.stop();
-        loop {
-            // Each time anew: the driver may have asked for more.
-            for slot in 0..self.listeners.len() {
-                K::stop_listening(self, slot);
-            }
-            for id in self.conns.ids() {
-                self.begin_close(id, CloseReason::Asked);
-            }
-            K::settle(self)?;
-            // The bell is the last to go: the disk's helper rings it.
-            if self.is_empty() && self.local.is_empty() && K::is_over(self) {
-                return Ok(());
-            }
-            K::wait(self, inbox, None)?;
-            self.events(inbox, driver)?;
+    /// After the driver's last turn: every operation ends before the loop does. Closes what is left, each time anew,
+    /// since the driver may have asked for more. True: it is over. If not, its ends are still to be waited for and
+    /// reported.
+    pub fn wind_up(&mut self) -> Result<bool, RtError> {
+        for slot in 0..self.listeners.len() {
+            K::stop_listening(self, slot);
         }
+        for id in self.conns.ids() {
+            self.begin_close(id, CloseReason::Asked);
+        }
+        K::settle(self)?;
+        // The bell is the last to go: the disk's helper rings it.
+        Ok(self.is_empty() && self.local.is_empty() && K::is_over(self))
     }
 
     /// No connection, no listener, nothing for the disk.
@@ -215,7 +206,7 @@ impl<K: Kernel> Core<K> {
     }
 
     /// Reports what happened; returns how much it was.
-    fn events<D: Driver>(&mut self, inbox: &mut K::Inbox, driver: &mut D) -> Result<u64, RtError> {
+    pub fn events<D: Driver>(&mut self, inbox: &mut K::Inbox, driver: &mut D) -> Result<u64, RtError> {
         let mut events = 0;
         if self.bell.parking().awake() {
             driver.event(self, Event::Woken);
@@ -256,7 +247,7 @@ impl<K: Kernel> Core<K> {
         conn: Conn<K>,
         peer: io::Result<SocketAddr>,
     ) {
-        let Ok(peer) = machine::prepare(&conn.socket).and(peer) else { return };
+        let Ok(peer) = machine::prepare(conn.socket.borrow()).and(peer) else { return };
         let id = self.conns.insert(Conn { accepted: true, ..conn });
         self.accepted += 1;
         self.mark_dirty(id);
@@ -295,6 +286,36 @@ impl<K: Kernel> Core<K> {
             K::closing(conn);
         }
         self.mark_dirty(id);
+    }
+}
+
+impl<K: Blocks> Core<K> {
+    /// Until the driver stops, and then until every operation has ended.
+    pub fn run<D: Driver>(&mut self, inbox: &mut K::Inbox, driver: &mut D) -> Result<(), RtError> {
+        driver.start(self);
+        let mut turn = Turn::Again;
+        while let Some(until) = turn.deadline() {
+            K::settle(self)?;
+            K::wait(self, inbox, until)?;
+            turn = self.turn(inbox, driver)?;
+        }
+        self.disk.stop();
+        while !self.wind_up()? {
+            K::wait(self, inbox, None)?;
+            self.events(inbox, driver)?;
+        }
+        Ok(())
+    }
+}
+
+impl Turn {
+    /// Until when the loop may wait before the next turn. `None`: there is none.
+    pub(super) fn deadline(self) -> Option<Option<Mono>> {
+        match self {
+            Turn::Wait { until } => Some(until),
+            Turn::Again => Some(Some(Mono(0))),
+            Turn::Stop => None,
+        }
     }
 }
 

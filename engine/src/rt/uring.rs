@@ -16,7 +16,7 @@
 use super::core::{CoreConfig, RtError, RtUnavailable};
 use super::machine;
 use super::outgoing::Outgoing;
-use super::real::{self, Kernel, Local};
+use super::real::{self, Blocks, Kernel, Local};
 use super::{CloseReason, ConnId, Driver, Event};
 use crate::io::buf::AlignedBuf;
 use crate::io::uring::{DISK_TAG, RingDisk, RingTransfers, Submission, probe};
@@ -151,7 +151,7 @@ fn build_ring(config: &CoreConfig) -> Result<IoUring, RtError> {
 }
 
 /// Tries again while memory is missing; says that io_uring is not available where that is the reason.
-fn with_patience<T>(what: &'static str, mut make: impl FnMut() -> io::Result<T>) -> Result<T, RtError> {
+pub(super) fn with_patience<T>(what: &'static str, mut make: impl FnMut() -> io::Result<T>) -> Result<T, RtError> {
     for left in (0..SETUP_TRIES).rev() {
         match make() {
             Ok(made) => return Ok(made),
@@ -317,6 +317,7 @@ type Conn = real::Conn<Ring>;
 
 impl Kernel for Ring {
     type Transfers = RingTransfers;
+    type Socket = Socket;
     type Listener = ListenerState;
     type Conn = ConnState;
     type Sending = Box<Sending>;
@@ -329,21 +330,6 @@ impl Kernel for Ring {
         core.settle_listeners();
         core.settle_conns();
         Ok(())
-    }
-
-    fn wait(core: &mut Core, inbox: &mut Inbox, until: Option<Mono>) -> Result<(), RtError> {
-        inbox.recv.publish();
-        let all_queued = core.fill_queue()?;
-        let timeout = core.timeout(until);
-        let ring = &mut core.kernel.ring;
-        let at_hand = !all_queued
-            || !core.local.is_empty()
-            || core.disk.has_done()
-            || timeout.is_some_and(|timeout| timeout.is_zero())
-            || ring.submission().cq_overflow()
-            || !ring.completion().is_empty();
-        let want = usize::from(!at_hand && core.bell.parking().sleep());
-        core.enter(want, timeout.filter(|_| want > 0)).map(|_| ())
     }
 
     fn completions<D: Driver>(core: &mut Core, inbox: &mut Inbox, driver: &mut D) -> Result<u64, RtError> {
@@ -417,6 +403,23 @@ impl Kernel for Ring {
             core.kernel.cancel_wake();
         }
         idle
+    }
+}
+
+impl Blocks for Ring {
+    fn wait(core: &mut Core, inbox: &mut Inbox, until: Option<Mono>) -> Result<(), RtError> {
+        inbox.recv.publish();
+        let all_queued = core.fill_queue()?;
+        let timeout = core.timeout(until);
+        let ring = &mut core.kernel.ring;
+        let at_hand = !all_queued
+            || !core.local.is_empty()
+            || core.disk.has_done()
+            || timeout.is_some_and(|timeout| timeout.is_zero())
+            || ring.submission().cq_overflow()
+            || !ring.completion().is_empty();
+        let want = usize::from(!at_hand && core.bell.parking().sleep());
+        core.enter(want, timeout.filter(|_| want > 0)).map(|_| ())
     }
 }
 

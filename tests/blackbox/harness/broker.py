@@ -68,6 +68,9 @@ class Camus:
             "--io",
             self.io,
         ]
+        # Another shell than the one that --io means: for builds with shell-glommio. Tests of `blocking` keep theirs.
+        if (shell := os.environ.get("CAMUS_TEST_SHELL")) and self.io != "blocking":
+            command += ["--shell", shell]
         for key, value in self.settings.items():
             command += ["--set", f"{key}={value}"]
         return [str(word) for word in [*command, *self.args]]

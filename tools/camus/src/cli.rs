@@ -98,6 +98,9 @@ pub struct ServeArgs {
     /// How the kernel is asked: auto, uring, blocking.
     #[arg(long, value_name = "HOW")]
     pub io: Option<String>,
+    /// What drives a core: auto (as --io says), uring, poll, glommio (in builds with the feature shell-glommio).
+    #[arg(long, value_name = "NAME")]
+    pub shell: Option<String>,
     /// Any setting; may be given more than once. `camus settings` lists them.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -237,6 +240,7 @@ fn sources(
         ("--http", "camus.http", &args.http),
         ("--cores", "camus.cores", &args.cores),
         ("--io", "camus.io", &args.io),
+        ("--shell", "camus.shell", &args.shell),
     ];
     for (flag, name, value) in named {
         if let Some(value) = value {

@@ -250,6 +250,7 @@ fn io_choice(started: &[CoreHandle], asked: IoChoice) -> IoChoice {
     match started.first().map(|first| first.kind) {
         Some(ShellKind::Uring) => IoChoice::Uring,
         Some(ShellKind::Poll) => IoChoice::Blocking,
+        Some(ShellKind::Glommio) => IoChoice::Glommio,
         None => asked,
     }
 }

@@ -545,7 +545,7 @@ pub fn core_failed(core: u16, why: &str) -> UserError {
 /// Why a core did not start, or ended without being told to.
 pub fn of_rt(core: CoreId, error: &RtError) -> UserError {
     match error {
-        RtError::Unavailable(_) | RtError::NoMemory { .. } | RtError::Setup { .. } => {
+        RtError::Unavailable(_) | RtError::NoMemory { .. } | RtError::NotBuilt | RtError::Setup { .. } => {
             runtime(core.0, &error.to_string())
         }
         RtError::Loop { core, .. } => core_failed(core.0, &error.to_string()),

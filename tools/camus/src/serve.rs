@@ -46,6 +46,7 @@ impl Plan {
             IoAsked::Auto => IoChoice::Auto,
             IoAsked::Uring => IoChoice::Uring,
             IoAsked::Blocking => IoChoice::Blocking,
+            IoAsked::Glommio => IoChoice::Glommio,
         }
     }
 

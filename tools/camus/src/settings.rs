@@ -149,6 +149,10 @@ settings! {
     "camus.io", Kind::Choice(&["auto", "uring", "blocking"]), "auto", "", Effect::Works,
         "How the kernel is asked. auto: io_uring, or blocking calls where it is forbidden, saying so. uring: nothing \
          else will do. Flag --io.";
+    "camus.shell", Kind::Choice(&["auto", "uring", "poll", "glommio"]), "auto", "", Effect::Works,
+        "What drives a core, by name. auto: as camus.io says. uring: as camus.io = uring. poll: as camus.io = \
+         blocking. glommio: for comparison, in builds with the cargo feature shell-glommio only; it stalls under load \
+         (docs/adr/0001). Flag --shell.";
     "camus.shutdown.timeout.ms", Kind::Int { min: 100, max: 600_000 }, "8000", "ms", Effect::Works,
         "After SIGTERM: how long what is in flight may take.";
     "camus.log", Kind::Text, "info", "", Effect::Works,
@@ -260,6 +264,30 @@ pub enum IoAsked {
     Auto,
     Uring,
     Blocking,
+    Glommio,
+}
+
+/// What `camus.io` and `camus.shell` say together.
+fn io_asked(io: &Given, shell: &Given) -> Result<IoAsked, UserError> {
+    match (shell.value.as_str(), io.value.as_str()) {
+        ("glommio", _) if !cfg!(feature = "shell-glommio") => Err(errors::bad_value(
+            "camus.shell",
+            "glommio",
+            "this build has no shell on glommio; one with the cargo feature shell-glommio has: cargo build --release \
+             -p camus --features shell-glommio",
+            &shell.place,
+        )),
+        ("auto", "auto") => Ok(IoAsked::Auto),
+        ("auto" | "uring", "uring") | ("uring", "auto") => Ok(IoAsked::Uring),
+        ("auto" | "poll", "blocking") | ("poll", "auto") => Ok(IoAsked::Blocking),
+        ("glommio", "auto" | "uring") => Ok(IoAsked::Glommio),
+        (name, how) => Err(errors::contradiction(
+            &format!("camus.shell = {name} does not go with camus.io = {how}"),
+            &format!("{}, {}", shell.place, io.place),
+            "the shell that is named asks the kernel in another way",
+            "camus settings camus.shell",
+        )),
+    }
 }
 
 /// All settings, typed and checked against each other. What depends on the number of cores is asked for with it, since
@@ -387,11 +415,7 @@ impl Settings {
             cores: parse_cores(&text("camus.cores")).expect("it was checked"),
             wal_segment_bytes: bytes("camus.wal.segment.bytes").next_multiple_of(limits::BLOCK_BYTES as u64),
             wal_disk_limit_bytes: bytes("camus.wal.disk.limit"),
-            io: match text("camus.io").as_str() {
-                "uring" => IoAsked::Uring,
-                "blocking" => IoAsked::Blocking,
-                _ => IoAsked::Auto,
-            },
+            io: io_asked(&given["camus.io"], &given["camus.shell"])?,
             shutdown_timeout_ms: int("camus.shutdown.timeout.ms") as u64,
             log: text("camus.log"),
             without_effect: SETTINGS
@@ -824,6 +848,26 @@ mod tests {
         assert!(settings.pairs().contains(&("num.partitions".to_owned(), "1".to_owned())));
     }
 
+    /// If this fails, the broker runs under another shell than the one that was asked for, and says nothing.
+    #[test]
+    fn a_shell_is_chosen_by_name_where_it_is_built_in_and_goes_with_how_the_kernel_is_asked() {
+        let io = |pairs: &[(&str, &str)]| from_flags(pairs).map(|settings| settings.io);
+        assert_eq!(io(&[("camus.shell", "poll")]), Ok(IoAsked::Blocking));
+        assert_eq!(io(&[("camus.shell", "uring"), ("camus.io", "uring")]), Ok(IoAsked::Uring));
+        assert_eq!(io(&[("camus.shell", "auto"), ("camus.io", "blocking")]), Ok(IoAsked::Blocking));
+        for wrong in [("uring", "blocking"), ("poll", "uring")] {
+            let refused = io(&[("camus.shell", wrong.0), ("camus.io", wrong.1)]).expect_err("they contradict");
+            assert_eq!(refused.code, "CAM-0004", "{wrong:?}");
+        }
+        let glommio = io(&[("camus.shell", "glommio")]);
+        if cfg!(feature = "shell-glommio") {
+            assert_eq!(glommio, Ok(IoAsked::Glommio));
+        } else {
+            let refused = glommio.expect_err("it is not built in").to_string();
+            assert!(refused.contains("--features shell-glommio"), "{refused}");
+        }
+    }
+
     #[test]
     fn names_and_environment_names_are_unique() {
         let names: std::collections::BTreeSet<_> = SETTINGS.iter().map(|s| s.name).collect();
@@ -849,6 +893,7 @@ mod tests {
             unwilling(from_file("num.partitions = 0")),
             unwilling(from_env(&[("CAMUS_MEMORY", "12 elephants")])),
             unwilling(from_flags(&[("camus.io", "magic")])),
+            unwilling(from_flags(&[("camus.shell", "poll"), ("camus.io", "uring")])),
             unwilling(from_flags(&[("camus.cores", "0")])),
             unwilling(from_flags(&[("camus.cores", "1,1")])),
             unwilling(from_flags(&[("listeners", "SSL://0.0.0.0:9093")])),

@@ -42,7 +42,7 @@ pub fn io_uring(facts: &Facts) -> Finding {
         ),
     };
     match facts.wanted.io {
-        IoAsked::Uring => about.fail(format!("{measured}; camus.io asks for it"), fix),
+        IoAsked::Uring | IoAsked::Glommio => about.fail(format!("{measured}; camus.io asks for it"), fix),
         IoAsked::Auto | IoAsked::Blocking => about.warn(measured, fix),
     }
 }
