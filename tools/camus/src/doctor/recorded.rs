@@ -1,5 +1,6 @@
 //! For tests: a host on which every check passes, and trees of recorded files.
 
+use super::checks::{Finding, Verdict};
 use super::facts::{Device, Disk, Facts, Host, Kernel, Measured, Mount, Place, Wanted};
 use crate::percentiles::Percentiles;
 use crate::settings::IoAsked;
@@ -16,6 +17,15 @@ pub fn tree(files: &[(&str, &str)]) -> TempDir {
         std::fs::write(path, text).expect("written");
     }
     root
+}
+
+/// What a check finds when these facts are changed: whatever is wrong has its command.
+pub fn judged(check: impl FnOnce(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> Finding {
+    let mut facts = facts();
+    change(&mut facts);
+    let found = check(&facts);
+    assert_eq!(found.fix.is_none(), found.verdict == Verdict::Pass, "what is wrong has its command: {found:?}");
+    found
 }
 
 /// Two cores of four CPUs on an NVMe drive with a volatile cache, XFS.

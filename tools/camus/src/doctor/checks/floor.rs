@@ -135,13 +135,10 @@ mod tests {
     use super::super::Verdict::{self, Fail, Pass, Warn};
     use super::*;
     use crate::doctor::facts::Measured;
-    use crate::doctor::recorded::facts;
+    use crate::doctor::recorded::{facts, judged};
 
     fn verdict(check: fn(&Facts, &Measured) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
-        let mut facts = facts();
-        change(&mut facts);
-        let found = check(&facts, facts.floor.as_ref().expect("measured"));
-        assert_eq!(found.fix.is_none(), found.verdict == Pass, "what is wrong has its command: {found:?}");
+        let found = judged(|facts| check(facts, facts.floor.as_ref().expect("measured")), change);
         (found.verdict, found.measured)
     }
 

@@ -151,13 +151,10 @@ pub fn swap(facts: &Facts) -> Finding {
 mod tests {
     use super::super::Verdict::{self, Fail, Pass, Warn};
     use super::*;
-    use crate::doctor::recorded::facts;
+    use crate::doctor::recorded::judged;
 
     fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
-        let mut facts = facts();
-        change(&mut facts);
-        let found = check(&facts);
-        assert_eq!(found.fix.is_none(), found.verdict == Pass, "what is wrong has its command: {found:?}");
+        let found = judged(|facts| check(facts), change);
         (found.verdict, found.fix.unwrap_or_default())
     }
 
