@@ -154,7 +154,7 @@ mod tests {
     use crate::doctor::recorded::judged;
 
     fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
-        let found = judged(|facts| check(facts), change);
+        let found = judged(check, change);
         (found.verdict, found.fix.unwrap_or_default())
     }
 
