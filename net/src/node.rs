@@ -206,6 +206,8 @@ pub struct Node {
     /// Since when what it brings is counted, and how much that is.
     owner_since: Option<Mono>,
     owner_brought: usize,
+    /// The shell receives little at a time, until then at least.
+    spares_until: Option<Mono>,
     /// The budget was spent when the last turn ended.
     was_full: bool,
     next_idle_check: Mono,
@@ -258,6 +260,7 @@ impl Node {
             owner: None,
             owner_since: None,
             owner_brought: 0,
+            spares_until: None,
             was_full: false,
             next_idle_check: Mono(0),
             stop_by: None,
@@ -988,6 +991,20 @@ impl Node {
         }
     }
 
+    /// Once half of what requests may take is taken, a turn brings little of each connection: soon nobody but small ones
+    /// and one large one may go on, and what all the others bring before they are paused is not to be much.
+    fn spare(&mut self, rt: &mut dyn Rt) {
+        let now = rt.now();
+        if self.requests_bytes > self.broker.clients_bytes_max / 2 / 2 {
+            if self.spares_until.replace(now + limits::SPARE_FOR).is_none() {
+                rt.set_sparing(true);
+            }
+        } else if self.spares_until.is_some_and(|until| until <= now) {
+            self.spares_until = None;
+            rt.set_sparing(false);
+        }
+    }
+
     /// The connection that has the turn, and brings a request so slowly that the others would wait for ever, is closed.
     fn close_slow(&mut self, rt: &mut dyn Rt) {
         let Some(slot) = self.owner.filter(|_| self.is_over_budget()) else { return };
@@ -1195,6 +1212,7 @@ impl Driver for Node {
             self.had_space = has_space;
             self.report.has_space(has_space);
         }
+        self.spare(rt);
         self.shed(rt);
         self.close_slow(rt);
         self.answer_early(rt);

@@ -130,6 +130,8 @@ pub(super) struct Core<K: Kernel> {
     /// Slots for which the kernel may not be doing what is wanted.
     pub dirty: Vec<u32>,
     pub local: VecDeque<Local>,
+    /// A turn is to bring little of each connection.
+    pub sparing: bool,
     pub bell: Bell,
     rng: Rng,
     pub stats: Arc<CoreStats>,
@@ -147,6 +149,7 @@ impl<K: Kernel> Core<K> {
             listeners: vec![],
             dirty: vec![],
             local: VecDeque::new(),
+            sparing: false,
             bell: config.bell.clone(),
             rng: machine::seeded(),
             stats: config.stats.clone(),
@@ -335,6 +338,14 @@ impl<K: Kernel> Rt for Core<K> {
         {
             state.want_bytes = on;
             self.mark_dirty(conn);
+        }
+    }
+
+    fn set_sparing(&mut self, on: bool) {
+        if std::mem::replace(&mut self.sparing, on) != on && on {
+            for id in self.conns.ids() {
+                self.mark_dirty(id);
+            }
         }
     }
 
