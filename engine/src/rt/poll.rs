@@ -230,7 +230,7 @@ impl Core {
     }
 
     fn receive<D: Driver>(&mut self, recv: &mut [u8], driver: &mut D, id: ConnId) {
-        let rounds = if self.sparing { 1 } else { ROUNDS_MAX };
+        let rounds = if self.spares(id) { 1 } else { ROUNDS_MAX };
         for _ in 0..rounds {
             // The driver may have paused or closed it meanwhile.
             let Some(conn) = self.conns.get(id) else { return };

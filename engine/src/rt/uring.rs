@@ -657,13 +657,15 @@ impl Core {
     /// filled; multishot ones are ended first. So are those of connections that found no buffer, and these come first, in
     /// the order in which they found none: a few that have much to bring would take all buffers each time.
     fn settle_conns(&mut self) {
-        let (sparing, recv_bytes) = (self.sparing, self.kernel.recv_buffer_bytes);
+        let recv_bytes = self.kernel.recv_buffer_bytes;
         let mut dirty = std::mem::take(&mut self.dirty);
         if std::mem::take(&mut self.kernel.starved) {
             dirty.sort_by_key(|slot| !self.conns.at(*slot).is_some_and(|(_, conn)| conn.own.starved));
         }
         for slot in dirty.drain(..) {
-            let Some((id, conn)) = self.conns.at(slot) else { continue };
+            let Some((id, _)) = self.conns.at(slot) else { continue };
+            let sparing = self.spares(id);
+            let conn = self.conns.get(id).expect("just seen");
             conn.dirty = false;
             let fd = types::Fd(conn.socket.as_raw_fd());
             if conn.closing.is_some() && conn.own.ops == 0 {
