@@ -994,8 +994,8 @@ impl Node {
         }
     }
 
-    /// Once half of what requests may take is taken, a turn brings little of each connection: soon nobody but small ones
-    /// and one large one may go on, and what all the others bring before they are paused is not to be much.
+    /// Once half of what requests may take is taken, a turn brings little of each connection: soon nobody but small
+    /// ones and one large one may go on, and what all the others bring before they are paused is not to be much.
     fn spare(&mut self, rt: &mut dyn Rt) {
         let now = rt.now();
         let owner = self.owner.and_then(|slot| self.client(slot)).map(|c| c.id);

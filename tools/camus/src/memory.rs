@@ -32,7 +32,7 @@ pub fn default_bytes(host_bytes: u64, cores: usize) -> u64 {
 const OWN_PAGE_BYTES: usize = 2 << 20;
 
 /// Has the allocator give back to the kernel what was freed long enough ago, by any thread. mimalloc does that when one
-/// of its pages comes or goes, whose ever it is, and a broker that became idle brings it to neither: its resident memory
+/// of its pages comes or goes, whosever it is, and a broker that became idle brings it to neither: its resident memory
 /// would stay where the last load left it. Such a page is made here, not touched, and freed.
 pub fn give_back() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(OWN_PAGE_BYTES)));
