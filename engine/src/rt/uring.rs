@@ -654,8 +654,8 @@ impl Core {
     /// what there is: bytes, and the end.
     ///
     /// While memory is short the receives are single ones, so that the driver sees each buffer before the next is
-    /// filled; multishot ones are ended first. Single are also those of connections that found no buffer, and these come
-    /// first, in the order in which they found none: a few that have much to bring would take all buffers each time.
+    /// filled; multishot ones are ended first. Single are also those of connections that found no buffer, and these
+    /// come first, in the order in which they found none: a few with much to bring would take all buffers each time.
     fn settle_conns(&mut self) {
         let recv_bytes = self.kernel.recv_buffer_bytes;
         let mut dirty = std::mem::take(&mut self.dirty);
