@@ -47,6 +47,8 @@ on_each_shell!(
     an_outgoing_connection_comes_up_or_is_closed_with_the_reason,
     a_connection_that_is_closed_by_the_driver_ends_once,
     a_pause_takes_hold_while_bytes_keep_coming,
+    while_it_spares_a_turn_brings_one_buffer_of_each_connection,
+    a_few_that_have_much_to_bring_do_not_take_every_buffer,
     a_paused_connection_that_is_reset_costs_nothing_until_it_is_noticed,
     the_mesh_keeps_order_and_wakes_both_ways_under_two_threads,
     a_file_is_prepared_written_read_and_removed,
@@ -673,6 +675,155 @@ fn a_pause_takes_hold_while_bytes_keep_coming(choice: IoChoice) {
         IDLE
     });
     client.join().unwrap();
+}
+
+/// Lost if it fails: the budget of a core, to clients that each bring what they have before they are paused. Receives
+/// that went on by themselves before are ended, and afterwards they do again.
+fn while_it_spares_a_turn_brings_one_buffer_of_each_connection(choice: IoChoice) {
+    const CLIENTS: usize = 4;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.tuning.recv_buffers = 1024;
+    config.tuning.recv_buffer_bytes = 128;
+    let (addr, got_addr) = mpsc::channel();
+    let clients = thread::spawn(move || {
+        let addr: SocketAddr = got_addr.recv().unwrap();
+        let chunk = pattern_bytes(0, 1 << 20);
+        thread::scope(|scope| {
+            for _ in 0..CLIENTS {
+                scope.spawn(|| {
+                    let (mut client, mut sent) = (TcpStream::connect(addr).unwrap(), 0u64);
+                    loop {
+                        let at = (sent % (1 << 20)) as usize;
+                        match client.write(&chunk[at..(at + 65_536).min(1 << 20)]) {
+                            Ok(n) => sent += n as u64,
+                            Err(_) => return,
+                        }
+                    }
+                });
+            }
+        });
+    });
+    // Turns of each part, and how many of them the kernel may take to notice.
+    const TURNS: u32 = 400;
+    const GRACE: u32 = 60;
+    let (mut at, mut in_turn) = (BTreeMap::<ConnId, u64>::new(), BTreeMap::<ConnId, u32>::new());
+    let (mut part, mut turns, mut most, mut received) = (0, 0, [0; 5], [0u64; 5]);
+    let (mut accepted, mut but, mut most_but, mut stop) = (0, None, 0, false);
+    run_by(choice, &config, |rt, step| {
+        match step {
+            Step::Start => {
+                let (_, listening) = rt.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+                addr.send(listening).unwrap();
+            }
+            Step::Event(Event::Accepted { conn, .. }) => {
+                assert!(at.insert(conn, 0).is_none());
+                accepted += 1;
+                if part == 4 {
+                    rt.close(conn);
+                }
+            }
+            Step::Event(Event::Received { conn, bytes }) => {
+                let at = at.get_mut(&conn).expect("accepted");
+                for byte in bytes {
+                    assert_eq!(*byte, pattern(*at % (1 << 20)), "at {at} of {conn:?}");
+                    *at += 1;
+                }
+                *in_turn.entry(conn).or_default() += 1;
+                received[part] += bytes.len() as u64;
+            }
+            Step::Event(Event::Closed { conn, .. }) => {
+                at.remove(&conn);
+                stop = at.is_empty() && accepted == CLIENTS;
+            }
+            Step::Event(event) => unreachable!("{event:?}"),
+            Step::TurnEnd => {
+                let came = std::mem::take(&mut in_turn);
+                // A turn counts when it brought something: the clients may be slower than the loop.
+                turns += u32::from(!came.is_empty());
+                if turns > GRACE {
+                    most_but = but.and_then(|but| came.get(&but).copied()).unwrap_or(0).max(most_but);
+                    let counts = came.into_iter().filter(|(conn, _)| but != Some(*conn)).map(|(_, buffers)| buffers);
+                    most[part] = counts.max().unwrap_or(0).max(most[part]);
+                }
+                if turns == TURNS && part < 4 {
+                    (part, turns) = (part + 1, 0);
+                    but = at.keys().next().copied().filter(|_| part == 3);
+                    rt.set_sparing(part % 2 == 1, but);
+                    if part == 4 {
+                        at.keys().for_each(|conn| rt.close(*conn));
+                    }
+                }
+                return if stop { Turn::Stop } else { Turn::Again };
+            }
+        }
+        IDLE
+    });
+    clients.join().unwrap();
+    assert!(most[1] == 1 && most[3] == 1, "{most:?} buffers of one connection in a turn");
+    assert!(most[2] > 1, "{most:?}: it spares for ever, at a price");
+    assert!(most_but > 1, "it spares the one that is to go on");
+    assert!(received[..4].iter().all(|bytes| *bytes > 0), "{received:?}");
+}
+
+/// Lost if it fails: the service of everybody else, for as long as a few clients bring more than there are buffers.
+fn a_few_that_have_much_to_bring_do_not_take_every_buffer(choice: IoChoice) {
+    const CLIENTS: usize = 40;
+    /// When one has brought this much, the others have brought something. Each has more than that in its socket.
+    const MUCH: u64 = 48 * 1024;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.tuning.recv_buffers = 8;
+    config.tuning.recv_buffer_bytes = 512;
+    let (addr, got_addr) = mpsc::channel::<SocketAddr>();
+    let (waker, full) = (config.bell.waker(), Arc::new(AtomicBool::new(false)));
+    let (is_full, over) = (full.clone(), Arc::new(AtomicBool::new(false)));
+    let is_over = over.clone();
+    let clients = thread::spawn(move || {
+        let addr = got_addr.recv().unwrap();
+        let conns: Vec<TcpStream> = (0..CLIENTS).map(|_| TcpStream::connect(addr).unwrap()).collect();
+        for conn in &conns {
+            conn.set_nonblocking(true).unwrap();
+            let mut sent = 0;
+            eventually("its socket has that much", || {
+                sent += (&*conn).write(&[7; 32 * 1024]).map_or(0, |n| n as u64);
+                sent > 2 * MUCH
+            });
+        }
+        is_full.store(true, Ordering::SeqCst);
+        waker.wake();
+        eventually("the server is through", || is_over.load(Ordering::SeqCst));
+    });
+    let (mut brought, mut begun) = (BTreeMap::<ConnId, u64>::new(), false);
+    run_by(choice, &config, |rt, step| {
+        match step {
+            Step::Start => {
+                let (_, listening) = rt.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+                addr.send(listening).unwrap();
+            }
+            Step::Event(Event::Accepted { conn, .. }) => {
+                rt.set_receiving(conn, false);
+                brought.insert(conn, 0);
+            }
+            Step::Event(Event::Received { conn, bytes }) => *brought.get_mut(&conn).unwrap() += bytes.len() as u64,
+            Step::Event(Event::Woken | Event::Closed { .. }) => {}
+            Step::Event(event) => unreachable!("{event:?}"),
+            Step::TurnEnd => {
+                if !begun && full.load(Ordering::SeqCst) && brought.len() == CLIENTS {
+                    begun = true;
+                    brought.keys().for_each(|conn| rt.set_receiving(*conn, true));
+                }
+                if begun && brought.values().any(|bytes| *bytes >= MUCH) {
+                    return Turn::Stop;
+                }
+            }
+        }
+        IDLE
+    });
+    over.store(true, Ordering::SeqCst);
+    clients.join().unwrap();
+    let nothing = brought.values().filter(|bytes| **bytes == 0).count();
+    assert_eq!(nothing, 0, "connections that brought nothing: {brought:?}");
 }
 
 /// Lost if it fails: a core, to connections that died while nobody read from them.

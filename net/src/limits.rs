@@ -53,6 +53,8 @@ pub const TURN_BYTES_MIN: usize = 64 * 1024;
 pub const TURN_LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(250);
 /// While clients are over their budget, how often it is looked whether somebody is stuck.
 pub const SHED_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
+/// Once receives bring little at a time they do so for this long: to change it costs something for each connection.
+pub const SPARE_FOR: std::time::Duration = std::time::Duration::from_secs(1);
 /// One fetch takes at most this part of what is left for answers, so that the answers of a few that do not read leave
 /// room for others. A batch is given whatever is left.
 pub const FETCH_SHARE: usize = 4;

@@ -206,6 +206,10 @@ pub struct Node {
     /// Since when what it brings is counted, and how much that is.
     owner_since: Option<Mono>,
     owner_brought: usize,
+    /// The shell receives little at a time, until then at least.
+    spares_until: Option<Mono>,
+    /// But of the one that has the turn.
+    spares_not: Option<ConnId>,
     /// The budget was spent when the last turn ended.
     was_full: bool,
     next_idle_check: Mono,
@@ -258,6 +262,8 @@ impl Node {
             owner: None,
             owner_since: None,
             owner_brought: 0,
+            spares_until: None,
+            spares_not: None,
             was_full: false,
             next_idle_check: Mono(0),
             stop_by: None,
@@ -988,6 +994,23 @@ impl Node {
         }
     }
 
+    /// Once half of what requests may take is taken, a turn brings little of each connection: soon nobody but small
+    /// ones and one large one may go on, and what all the others bring before they are paused is not to be much.
+    fn spare(&mut self, rt: &mut dyn Rt) {
+        let now = rt.now();
+        let owner = self.owner.and_then(|slot| self.client(slot)).map(|c| c.id);
+        if self.requests_bytes > self.broker.clients_bytes_max / 2 / 2 {
+            let began = self.spares_until.replace(now + limits::SPARE_FOR).is_none();
+            if began || self.spares_not != owner {
+                rt.set_sparing(true, owner);
+            }
+        } else if self.spares_until.is_some_and(|until| until <= now) {
+            self.spares_until = None;
+            rt.set_sparing(false, owner);
+        }
+        self.spares_not = owner;
+    }
+
     /// The connection that has the turn, and brings a request so slowly that the others would wait for ever, is closed.
     fn close_slow(&mut self, rt: &mut dyn Rt) {
         let Some(slot) = self.owner.filter(|_| self.is_over_budget()) else { return };
@@ -1162,6 +1185,7 @@ impl Driver for Node {
         if !over || owner_is_done {
             self.owner = None;
         }
+        let turn_of = self.owner.filter(|slot| self.client(*slot).is_some_and(|c| c.conn.requests_bytes() > 0));
         let short = self.is_short_for_reads();
         let full = self.is_full();
         let small_may = std::mem::replace(&mut self.was_full, full) && !full;
@@ -1195,6 +1219,7 @@ impl Driver for Node {
             self.had_space = has_space;
             self.report.has_space(has_space);
         }
+        self.spare(rt);
         self.shed(rt);
         self.close_slow(rt);
         self.answer_early(rt);
@@ -1206,8 +1231,10 @@ impl Driver for Node {
         if self.may_leave(rt) {
             return Turn::Stop;
         }
-        // reads that ended in this turn made room: nobody else will say so
-        let freed = short && !self.is_short_for_reads() && !self.held.is_empty();
+        // what ended in this turn made room for those that wait: nobody else will say so
+        let turn_is_over = turn_of.is_some_and(|slot| self.client(slot).is_none_or(|c| c.conn.requests_bytes() == 0));
+        let room = short && !self.is_short_for_reads() || over && !self.is_over_budget() || over && turn_is_over;
+        let freed = room && !self.held.is_empty();
         if taken == limits::MESH_PER_TURN_MAX || unfinished || freed || !self.dirty.is_empty() {
             return Turn::Again;
         }

@@ -116,6 +116,9 @@ impl Rt for Below<'_> {
     fn set_receiving(&mut self, conn: ConnId, on: bool) {
         below(|| self.0.set_receiving(conn, on));
     }
+    fn set_sparing(&mut self, on: bool, but: Option<ConnId>) {
+        below(|| self.0.set_sparing(on, but));
+    }
     fn send(&mut self, conn: ConnId, parts: Vec<Bytes>) {
         count(|c| {
             c.sends += 1;

@@ -122,6 +122,11 @@ pub trait Rt {
     fn connect(&mut self, addr: SocketAddr) -> io::Result<ConnId>;
     /// Backpressure: off stops `Received` soon (what the kernel has handed over already still comes).
     fn set_receiving(&mut self, conn: ConnId, on: bool);
+    /// Memory is short (on), or is not any more: while it is on, a turn brings one receive buffer of each connection
+    /// (`but` one) and not what it has, so that a pause is in time. Soon: what the kernel is about to hand over still
+    /// comes. Costs CPU for each byte received, and on its way to `on` for each connection. A shell that has no such
+    /// thing leaves it out.
+    fn set_sparing(&mut self, _on: bool, _but: Option<ConnId>) {}
     /// Sends all of `parts`, in order, and ends in `Sent` (or in `Closed`). One at a time per connection.
     ///
     /// # Panics

@@ -233,7 +233,8 @@ impl Core {
     }
 
     fn receive<D: Driver>(&mut self, recv: &mut [u8], driver: &mut D, id: ConnId) {
-        for _ in 0..ROUNDS_MAX {
+        let rounds = if self.spares(id) { 1 } else { ROUNDS_MAX };
+        for _ in 0..rounds {
             // The driver may have paused or closed it meanwhile.
             let Some(conn) = self.conns.get(id) else { return };
             if !conn.want_bytes || conn.closing.is_some() {

@@ -137,6 +137,9 @@ pub(super) struct Core<K: Kernel> {
     /// Slots for which the kernel may not be doing what is wanted.
     pub dirty: Vec<u32>,
     pub local: VecDeque<Local>,
+    /// A turn is to bring little of each connection, but for one.
+    sparing: bool,
+    spares_not: Option<ConnId>,
     pub bell: Bell,
     rng: Rng,
     pub stats: Arc<CoreStats>,
@@ -154,6 +157,8 @@ impl<K: Kernel> Core<K> {
             listeners: vec![],
             dirty: vec![],
             local: VecDeque::new(),
+            sparing: false,
+            spares_not: None,
             bell: config.bell.clone(),
             rng: machine::seeded(),
             stats: config.stats.clone(),
@@ -278,6 +283,11 @@ impl<K: Kernel> Core<K> {
         }
     }
 
+    /// Is a turn to bring little of it?
+    pub fn spares(&self, id: ConnId) -> bool {
+        self.sparing && self.spares_not != Some(id)
+    }
+
     /// Starts a close; the first reason counts. What the kernel holds ends by itself soon after.
     pub fn begin_close(&mut self, id: ConnId, why: CloseReason) {
         let Some(conn) = self.conns.get(id) else { return };
@@ -356,6 +366,19 @@ impl<K: Kernel> Rt for Core<K> {
         {
             state.want_bytes = on;
             self.mark_dirty(conn);
+        }
+    }
+
+    fn set_sparing(&mut self, on: bool, but: Option<ConnId>) {
+        if std::mem::replace(&mut self.sparing, on) != on && on {
+            for id in self.conns.ids() {
+                self.mark_dirty(id);
+            }
+        }
+        if let Some(before) = std::mem::replace(&mut self.spares_not, but)
+            && on
+        {
+            self.mark_dirty(before);
         }
     }
 

@@ -113,6 +113,8 @@ impl UringShell {
         let kernel = Ring {
             ring,
             backlog: VecDeque::new(),
+            recv_buffer_bytes: u32::try_from(config.tuning.recv_buffer_bytes).expect("a receive buffer is small"),
+            starved: false,
             spare: vec![],
             wake_buf: Box::new(0),
             wake_armed: false,
@@ -257,6 +259,10 @@ struct ConnState {
     peer: Option<Box<SockAddr>>,
     /// A receive is with the kernel.
     receiving: bool,
+    /// That one goes on by itself, up to 32 buffers in one turn.
+    multishot: bool,
+    /// It found no buffer.
+    starved: bool,
     cancelling: bool,
     /// It was asked to tell when the peer hangs up.
     watched: bool,
@@ -301,6 +307,9 @@ struct Ring {
     ring: IoUring,
     /// What the submission queue had no room for, in order.
     backlog: VecDeque<Submission>,
+    recv_buffer_bytes: u32,
+    /// A receive found no buffer since the connections were settled last.
+    starved: bool,
     /// To be used again.
     #[allow(clippy::vec_box, reason = "they move in and out of connections, and the kernel knows their addresses")]
     spare: Vec<Box<Sending>>,
@@ -535,12 +544,16 @@ impl Core {
                     if let Ok(len @ 1..) = usize::try_from(result)
                         && open
                     {
+                        conn.own.starved = false;
                         let bytes = recv.get(buffer, len);
                         driver.event(self, Event::Received { conn: id, bytes });
                     }
                     recv.give(buffer);
                 }
                 if result == -libc::ENOBUFS {
+                    let conn = self.conns.get(id).expect("a connection stays while ops > 0");
+                    conn.own.starved = true;
+                    self.kernel.starved = true;
                     self.stats.turns.recv_starved.fetch_add(1, Ordering::Relaxed);
                 }
                 if !cqueue::more(flags) {
@@ -642,9 +655,20 @@ impl Core {
     /// as one, reads the bytes, and waits for a third (Linux before "io_uring/poll: fix multishot recv missing EOF on
     /// wakeup race"). So each connection is also polled for its end, once; then its receive is armed anew, and finds
     /// what there is: bytes, and the end.
+    ///
+    /// While memory is short the receives are single ones, so that the driver sees each buffer before the next is
+    /// filled; multishot ones are ended first. Single are also those of connections that found no buffer, and these
+    /// come first, in the order in which they found none: a few with much to bring would take all buffers each time.
     fn settle_conns(&mut self) {
-        while let Some(slot) = self.dirty.pop() {
-            let Some((id, conn)) = self.conns.at(slot) else { continue };
+        let recv_bytes = self.kernel.recv_buffer_bytes;
+        let mut dirty = std::mem::take(&mut self.dirty);
+        if std::mem::take(&mut self.kernel.starved) {
+            dirty.sort_by_key(|slot| !self.conns.at(*slot).is_some_and(|(_, conn)| conn.own.starved));
+        }
+        for slot in dirty.drain(..) {
+            let Some((id, _)) = self.conns.at(slot) else { continue };
+            let sparing = self.spares(id);
+            let conn = self.conns.get(id).expect("just seen");
             conn.dirty = false;
             let fd = types::Fd(conn.socket.as_raw_fd());
             if conn.closing.is_some() && conn.own.ops == 0 {
@@ -656,11 +680,18 @@ impl Core {
             }
             let idle = !conn.own.receiving && !conn.connecting;
             let wanted = conn.closing.is_none() && (conn.want_bytes || conn.connecting);
-            let again = std::mem::take(&mut conn.own.recheck) && conn.own.receiving;
+            let ended = std::mem::take(&mut conn.own.recheck);
+            let again = (ended || sparing && conn.own.multishot) && conn.own.receiving;
             if wanted && idle {
                 conn.own.receiving = true;
                 conn.own.ops += 1;
-                let entry = opcode::RecvMulti::new(fd, BUF_GROUP).build();
+                conn.own.multishot = !sparing && !conn.own.starved;
+                let entry = if !conn.own.multishot {
+                    let entry = opcode::Recv::new(fd, std::ptr::null_mut(), recv_bytes).buf_group(BUF_GROUP).build();
+                    entry.flags(squeue::Flags::BUFFER_SELECT)
+                } else {
+                    opcode::RecvMulti::new(fd, BUF_GROUP).build()
+                };
                 self.kernel.push(entry.user_data(Op::Receive.tag(slot)));
                 if !std::mem::replace(&mut conn.own.watched, true) {
                     conn.own.ops += 1;
@@ -675,6 +706,8 @@ impl Core {
                 self.kernel.push(entry.user_data(Op::Cancel.tag(slot)));
             }
         }
+        // Nothing came in between: it keeps its memory.
+        self.dirty = dirty;
     }
 
     fn settle_listeners(&mut self) {

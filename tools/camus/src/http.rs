@@ -8,6 +8,7 @@
 #![allow(clippy::disallowed_methods)]
 
 use crate::board::{Board, Phase};
+use crate::memory;
 use crate::metrics;
 use axum::Router;
 use axum::extract::State;
@@ -42,6 +43,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the turns of the loops are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// Once a second: what was freed is kept that long by the allocator.
+const LOOKS_PER_GIVING_BACK: u64 = 4;
 /// A loop that has not turned for so long is not alive: it turns every half second at least.
 const TURN_MAX: Duration = Duration::from_secs(2);
 
@@ -146,9 +149,12 @@ async fn serve(listener: TcpListener, board: Arc<Board>, connections_max: usize)
     let mut open = Open { connections: VecDeque::new(), max: connections_max };
     tokio::spawn(async move {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
-        loop {
+        for n in 0u64.. {
             looks.tick().await;
             app.look(Instant::now());
+            if n.is_multiple_of(LOOKS_PER_GIVING_BACK) {
+                memory::give_back();
+            }
         }
     });
     loop {

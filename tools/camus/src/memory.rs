@@ -28,6 +28,16 @@ pub fn default_bytes(host_bytes: u64, cores: usize) -> u64 {
     (host_bytes / 4).clamp(PER_CORE_BYTES_MIN * cores, PER_CORE_BYTES_DEFAULT_MAX * cores)
 }
 
+/// A block of the allocator that has a page of its own, bytes.
+const OWN_PAGE_BYTES: usize = 2 << 20;
+
+/// Has the allocator give back to the kernel what was freed long enough ago, by any thread. mimalloc does that when one
+/// of its pages comes or goes, whosever it is, and a broker that became idle brings it to neither: its resident memory
+/// would stay where the last load left it. Such a page is made here, not touched, and freed.
+pub fn give_back() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(OWN_PAGE_BYTES)));
+}
+
 impl Budgets {
     /// The share of one core of `cores`.
     pub fn of_core(memory_bytes: u64, cores: usize) -> Budgets {
@@ -131,5 +141,37 @@ mod tests {
             limit_files("9:cpu:/x\n4:memory:/a:b\n"),
             ["/sys/fs/cgroup/memory/a:b/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]
         );
+    }
+
+    fn resident_bytes() -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").expect("procfs");
+        let pages: usize = statm.split(' ').nth(1).and_then(|n| n.parse().ok()).expect("a number");
+        pages * 4096
+    }
+
+    /// Lost if it fails: memory of the host, for as long as a broker has nothing to do after a storm.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "what another thread freed long ago is to be given back")]
+    fn what_was_freed_is_given_back_while_nothing_happens() {
+        const TAKEN: usize = 256 << 20;
+        let (full, filled) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            let blocks: Vec<Vec<u8>> = (0..TAKEN / (96 << 10)).map(|_| vec![1; 96 << 10]).collect();
+            full.send(resident_bytes()).expect("the test waits");
+            drop(blocks);
+            full.send(0).expect("the test waits");
+            let _ = ended.recv();
+        });
+        let most = filled.recv().expect("it fills");
+        filled.recv().expect("it frees");
+        let begun = std::time::Instant::now();
+        while resident_bytes() + TAKEN / 4 * 3 > most {
+            assert!(begun.elapsed().as_secs() < 30, "{} of {most} bytes are resident", resident_bytes());
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            give_back();
+        }
+        drop(end);
+        other.join().expect("it ends");
     }
 }
