@@ -11,9 +11,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub const IDENTITY_FILE: &str = "camus.toml";
 const LOCK_FILE: &str = "lock";
+/// How long a start waits for the end of a process that holds the lock and is ending already.
+const LOCK_FREE_AFTER: Duration = Duration::from_secs(5);
+const LOCK_LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Format of the directory's layout. A newer one is refused.
 const FORMAT: i64 = 1;
 
@@ -292,11 +296,24 @@ fn lock_dir(path: &Path, how: FlockOperation) -> Result<File, UserError> {
 }
 
 fn lock(path: &Path, file: &File, how: FlockOperation) -> Result<(), UserError> {
-    match flock(file, how) {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(locked(path)),
-        Err(errno) => Err(errors::data_dir_io(path, "locking it", &errno.into())),
+    let mut waited = Duration::ZERO;
+    loop {
+        match flock(file, how) {
+            Ok(()) => return Ok(()),
+            // A process that was killed holds its files until the kernel has taken it apart.
+            Err(rustix::io::Errno::WOULDBLOCK) if waited < LOCK_FREE_AFTER && holder(path).is_some_and(is_ending) => {
+                std::thread::sleep(LOCK_LOOK_EVERY);
+                waited += LOCK_LOOK_EVERY;
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(locked(path)),
+            Err(errno) => return Err(errors::data_dir_io(path, "locking it", &errno.into())),
+        }
     }
+}
+
+/// Nothing is left of it but its number, or not even that: such a process has no command line any more.
+fn is_ending(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).map_or_else(|e| e.kind() == io::ErrorKind::NotFound, |l| l.is_empty())
 }
 
 /// What is locked is what the path leads to: a directory that was moved away meanwhile is not ours to write at.
@@ -310,12 +327,15 @@ fn still_named(path: &Path, dir: &File) -> Result<(), UserError> {
 }
 
 /// Who has it is written in the file `lock`, if that is there.
-fn locked(path: &Path) -> UserError {
+fn holder(path: &Path) -> Option<u32> {
     let mut holder = String::new();
-    // Only for the message: who it is may be unknown.
+    // Who it is may be unknown.
     let _ = File::open(path.join(LOCK_FILE)).and_then(|file| file.take(64).read_to_string(&mut holder));
-    let pid = holder.trim().parse::<u32>().ok();
-    errors::data_dir_locked(path, pid.map(|pid| (pid, command_of(pid))))
+    holder.trim().parse().ok()
+}
+
+fn locked(path: &Path) -> UserError {
+    errors::data_dir_locked(path, holder(path).map(|pid| (pid, command_of(pid))))
 }
 
 fn command_of(pid: u32) -> String {
@@ -432,6 +452,24 @@ mod tests {
         assert!(error.meaning.contains(&format!("process {}", std::process::id())), "{error}");
         drop(held);
         DataDir::open(dir.path()).expect("free again");
+    }
+
+    /// If this fails, a start right behind a `kill -9` is refused: the kernel keeps the lock of a process that it takes
+    /// apart for a moment.
+    #[test]
+    fn a_start_waits_for_the_end_of_a_process_that_is_ending() {
+        let dir = temporary();
+        let held = DataDir::open(dir.path()).expect("new");
+        let mut child = std::process::Command::new("true").spawn().expect("a process");
+        let gone = child.id();
+        child.wait().expect("it ends");
+        std::fs::write(dir.path().join(LOCK_FILE), format!("{gone}\n")).expect("written");
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(held);
+        });
+        DataDir::open(dir.path()).expect("free in a moment");
+        ends.join().expect("no panic");
     }
 
     /// If this fails, whoever removes the file `lock` by hand lets a second broker write the same log.
