@@ -295,6 +295,7 @@ fn lock_dir(path: &Path, how: FlockOperation) -> Result<File, UserError> {
     Ok(dir)
 }
 
+#[allow(clippy::disallowed_methods, reason = "before there is a core")]
 fn lock(path: &Path, file: &File, how: FlockOperation) -> Result<(), UserError> {
     let mut waited = Duration::ZERO;
     loop {
@@ -457,6 +458,7 @@ mod tests {
     /// If this fails, a start right behind a `kill -9` is refused: the kernel keeps the lock of a process that it takes
     /// apart for a moment.
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "a test")]
     fn a_start_waits_for_the_end_of_a_process_that_is_ending() {
         let dir = temporary();
         let held = DataDir::open(dir.path()).expect("new");
