@@ -1,5 +1,6 @@
 """Memory and the machine: what an idle broker takes, what it takes in a storm, and that it gives it back."""
 
+import json
 import subprocess
 import sys
 import time
@@ -28,10 +29,19 @@ def abuse(script, *words, seconds):
 def test_three_times_the_capacity_in_512_mib(tmp_path):
     """Lost otherwise: the process, to the kernel, when clients want more than it can do; or the service after that.
 
-    The figures of the full run (80 % of the peak, no pause of 2 s) are for a quiet machine. Here a fifth and 5 s: what
-    fails is a service that stood still, was killed, or did not come back.
+    The figures of the full run (80 % of the peak, no pause of 2 s) are for a quiet machine. Here a fifth and 5 s, in one
+    of three runs: a host whose disk or CPUs stand still for seconds makes one fail. To be killed, to lose a connection
+    or not to come back fails at once.
     """
-    abuse("memory", "--short", "--goodput", "0.2", "--stall-s", "5", "--slack-ms", "500", seconds=100)
+    noise = ("goodput is", "nothing was acknowledged", "a small request waited")
+    for last in (False, False, True):
+        words = ["--short", "--goodput", "0.2", "--stall-s", "5", "--slack-ms", "500", "--json", str(tmp_path / "run")]
+        try:
+            return abuse("memory", *words, seconds=100)
+        except AssertionError:
+            faults = json.loads((tmp_path / "run").read_text())["faults"]
+            if last or not all(fault.startswith(noise) for fault in faults):
+                raise
 
 
 @pytest.mark.camus_only
