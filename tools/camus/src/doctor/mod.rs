@@ -54,7 +54,7 @@ pub fn run(settings: &Settings, seconds: f64, json: bool) -> Result<u8, UserErro
 
 fn status(verdict: Verdict) -> u8 {
     match verdict {
-        Verdict::Pass => 0,
+        Verdict::Skip | Verdict::Pass => 0,
         Verdict::Warn => 1,
         Verdict::Fail => 2,
     }
@@ -192,7 +192,7 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
             group = found.group;
             let of = match group {
                 "disk" => format!(" ({})", facts.disk.looked_at.display()),
-                "device" => facts
+                "device" if checks::is_a_place(facts) => facts
                     .disk
                     .device
                     .as_ref()
@@ -202,6 +202,7 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
             text.push_str(&format!("{group}{of}\n"));
         }
         let mark = match found.verdict {
+            Verdict::Skip => "----",
             Verdict::Pass => "pass",
             Verdict::Warn => "WARN",
             Verdict::Fail => "FAIL",
@@ -214,9 +215,15 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
     }
     let count = |wanted| findings.iter().filter(|found| found.verdict == wanted).count();
     let (pass, warn, fail) = (count(Verdict::Pass), count(Verdict::Warn), count(Verdict::Fail));
+    let skipped = match count(Verdict::Skip) {
+        0 => String::new(),
+        skipped => format!(", {skipped} not known"),
+    };
     text.push_str(&match verdict {
-        Verdict::Pass => format!("all {pass} checks pass"),
-        Verdict::Warn | Verdict::Fail => format!("{pass} pass, {warn} warn, {fail} fail; nothing was changed"),
+        Verdict::Skip | Verdict::Pass => format!("all {pass} checks pass{skipped}"),
+        Verdict::Warn | Verdict::Fail => {
+            format!("{pass} pass, {warn} warn, {fail} fail{skipped}; nothing was changed")
+        }
     });
     text
 }

@@ -1,11 +1,14 @@
 //! The disk: where the data directory lies, and what its file system and its device say of themselves.
 
-use super::{About, Finding};
+use super::{About, Finding, Verdict};
 use crate::doctor::facts::{Facts, Mount, Place};
 use crate::out;
 
 const GROUP: &str = "disk";
 const DEVICE: &str = "device";
+const DATA_DIRECTORY: &str = "data directory";
+const MOUNT_OPTIONS: &str = "mount options";
+const FREE_SPACE: &str = "free space";
 /// A file system of which less is free is slow and full soon.
 const FREE_PERCENT_MIN: u64 = 15;
 /// Segments that a core takes at its start: the one it writes and its spares.
@@ -22,14 +25,39 @@ fn queue(facts: &Facts, file: &str) -> String {
     format!("/sys/block/{name}/queue/{file}")
 }
 
+/// Where another place must be found: the check that says why.
+pub fn no_place(facts: &Facts) -> Option<&'static str> {
+    let unfit = |found: Finding| (found.verdict == Verdict::Fail).then_some(found.name);
+    match facts.disk.place {
+        Place::NotADirectory | Place::Unreadable(_) => unfit(data_directory(facts)),
+        Place::Directory | Place::New { .. } => unfit(file_system(facts)),
+    }
+}
+
+/// Where nothing can be written, though the place is one: the check that says why.
+pub fn not_writable(facts: &Facts) -> Option<&'static str> {
+    match () {
+        () if is_read_only(facts) => Some(MOUNT_OPTIONS),
+        () if !facts.disk.writable => Some(DATA_DIRECTORY),
+        () if free_space(facts).verdict == Verdict::Fail => Some(FREE_SPACE),
+        () => None,
+    }
+}
+
+fn is_read_only(facts: &Facts) -> bool {
+    facts.disk.mount.as_ref().is_some_and(|mount| mount.options.iter().any(|option| option == "ro"))
+}
+
 pub fn data_directory(facts: &Facts) -> Finding {
     let why = "the broker makes it and must own it";
-    let about = About { group: GROUP, name: "data directory", why };
+    let about = About { group: GROUP, name: DATA_DIRECTORY, why };
     let (disk, shown) = (&facts.disk, facts.disk.data_dir.display());
     let looked_at = disk.looked_at.display();
     match &disk.place {
         Place::NotADirectory => about.fail(format!("{shown} is not a directory"), format!("ls -ld {shown}")),
         Place::Unreadable(error) => about.fail(format!("{shown}: {error}"), format!("namei -l {shown}")),
+        // Nobody can write there, whoever owns it.
+        _ if !disk.writable && is_read_only(facts) => about.see(MOUNT_OPTIONS),
         _ if !disk.writable => about.fail(
             format!("{looked_at} can not be written by this user"),
             match &disk.place {
@@ -49,6 +77,10 @@ pub fn data_directory(facts: &Facts) -> Finding {
 pub fn file_system(facts: &Facts) -> Finding {
     let why = "on ext4 and XFS an overwritten block is durable with one write; elsewhere it may not be at all";
     let about = About { group: GROUP, name: "file system", why };
+    if matches!(facts.disk.place, Place::NotADirectory | Place::Unreadable(_)) {
+        return about.see(DATA_DIRECTORY);
+    }
+    let gone = about.because("acknowledged records must be there after the next boot");
     let move_to = "camus doctor --data-dir DIR   (a directory of ext4 or XFS on a local disk)";
     let Some(Mount { kind, source, point, .. }) = &facts.disk.mount else {
         return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display()));
@@ -56,8 +88,8 @@ pub fn file_system(facts: &Facts) -> Finding {
     let shown = format!("{kind} ({source} on {point})");
     match kind.as_str() {
         "ext4" | "xfs" => about.pass(shown),
-        "tmpfs" | "ramfs" => about.fail(format!("{shown}: memory, gone at the next boot"), move_to),
-        "overlay" => about.fail(format!("{shown}: gone with the container"), "docker run -v camus-data:/data ..."),
+        "tmpfs" | "ramfs" => gone.fail(format!("{shown}: memory, gone at the next boot"), move_to),
+        "overlay" => gone.fail(format!("{shown}: gone with the container"), "docker run -v camus-data:/data ..."),
         "nfs" | "nfs4" | "cifs" | "smb3" | "9p" | "ceph" | "glusterfs" | "virtiofs" => {
             about.fail(format!("{shown}: locks and flushes are another host's"), move_to)
         }
@@ -71,7 +103,7 @@ pub fn file_system(facts: &Facts) -> Finding {
 
 pub fn mount_options(facts: &Facts) -> Finding {
     let why = "without barriers a power cut takes acknowledged records; atime and discard add writes of their own";
-    let about = About { group: GROUP, name: "mount options", why };
+    let about = About { group: GROUP, name: MOUNT_OPTIONS, why };
     let Some(mount) = &facts.disk.mount else {
         return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display()));
     };
@@ -102,6 +134,8 @@ pub fn directory_flush(facts: &Facts) -> Finding {
     let about = About { group: GROUP, name: "directory flush", why };
     match &facts.disk.dir_flush {
         Ok(()) => about.pass("works"),
+        // It can not even be opened.
+        Err(_) if !facts.disk.writable => about.see(not_writable(facts).unwrap_or(DATA_DIRECTORY)),
         Err(error) => about.fail(error.clone(), format!("findmnt -T {}", facts.disk.looked_at.display())),
     }
 }
@@ -121,7 +155,7 @@ pub fn one_file_system(facts: &Facts) -> Finding {
 
 pub fn free_space(facts: &Facts) -> Finding {
     let why = "a full disk refuses every produce; a nearly full one is slow";
-    let about = About { group: GROUP, name: "free space", why };
+    let about = About { group: GROUP, name: FREE_SPACE, why };
     let (disk, wanted) = (&facts.disk, &facts.wanted);
     let at_start = (SEGMENTS_AT_START * wanted.segment_bytes * wanted.cores.len() as u64).min(wanted.wal_limit_bytes);
     let more = |bytes: u64| bytes.saturating_sub(disk.wal_bytes);
@@ -167,13 +201,17 @@ pub fn write_cache(facts: &Facts) -> Finding {
 pub fn rotational(facts: &Facts) -> Finding {
     let about =
         About { group: DEVICE, name: "rotational", why: "a flush on a rotating disk takes a turn or two of it" };
-    let Some(device) = &facts.disk.device else { return about.pass("not known") };
-    let fast = facts.floor.as_ref().is_ok_and(|measured| measured.floor.write_4k_us.p50 < ROTATING_US_MIN);
-    match device.rotational.as_str() {
-        "1" if fast => about.pass("it says that it rotates, but is too fast for that (a virtual disk)"),
-        "1" => {
+    let Some(device) = &facts.disk.device else { return about.skip("not known") };
+    let measured = facts.floor.as_ref().map(|measured| measured.floor.write_4k_us.p50);
+    match (device.rotational.as_str(), measured) {
+        ("1", Ok(us)) if us < ROTATING_US_MIN => {
+            about.pass("it says that it rotates, but is too fast for that (a virtual disk)")
+        }
+        ("1", Ok(_)) => {
             about.warn(format!("{} says that it does", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)")
         }
+        // Virtual disks say so as well.
+        ("1", Err(_)) => about.skip("not known: it says that it rotates, but its speed was not measured"),
         _ => about.pass("no"),
     }
 }
@@ -181,32 +219,33 @@ pub fn rotational(facts: &Facts) -> Finding {
 pub fn scheduler(facts: &Facts) -> Finding {
     let why = "an SSD orders its requests itself; a scheduler only adds processor time and waits to them";
     let about = About { group: DEVICE, name: "scheduler", why };
-    let Some(device) = &facts.disk.device else { return about.pass("not known") };
-    match device.scheduler.as_str() {
-        "none" | "" => about.pass("none"),
+    let Some(device) = &facts.disk.device else { return about.skip("not known") };
+    match (device.scheduler.as_str(), rotational(facts).verdict) {
+        ("none" | "", _) => about.pass("none"),
+        (other, Verdict::Skip) => about.skip(format!("{other}; not known whether it helps: see rotational")),
+        (other, Verdict::Pass) => about.warn(other, format!("echo none > {}", queue(facts, "scheduler"))),
         // On a disk that rotates it helps.
-        other if rotational(facts).verdict != super::Verdict::Pass => about.pass(other),
-        other => about.warn(other, format!("echo none > {}", queue(facts, "scheduler"))),
+        (other, Verdict::Warn | Verdict::Fail) => about.pass(other),
     }
 }
 
 pub fn merges(facts: &Facts) -> Finding {
     let why = "the log's writes are whole groups: looking for neighbours to merge is for nothing on a fast drive";
     let about = About { group: DEVICE, name: "merges", why };
-    let Some(device) = &facts.disk.device else { return about.pass("not known") };
+    let Some(device) = &facts.disk.device else { return about.skip("not known") };
     match device.nomerges.as_str() {
         // Elsewhere the search is small beside what a request costs.
         "0" if device.name.starts_with("nvme") => {
             about.warn("nomerges is 0", format!("echo 2 > {}", queue(facts, "nomerges")))
         }
-        "" => about.pass("not known"),
+        "" => about.skip("not known"),
         other => about.pass(format!("nomerges is {other}")),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict::{self, Fail, Pass, Warn};
+    use super::super::Verdict::{self, Fail, Pass, Skip, Warn};
     use super::*;
     use crate::doctor::facts::Device;
     use crate::doctor::recorded::judged;
@@ -267,6 +306,8 @@ mod tests {
     fn directory_flushes_work_and_all_logs_lie_on_the_disk() {
         assert_eq!(verdict(directory_flush, |f| f.disk.dir_flush = Err("EINVAL".to_owned())).0, Fail);
         assert_eq!(verdict(directory_flush, |_| {}).0, Pass);
+        let denied = |f: &mut Facts| (f.disk.writable, f.disk.dir_flush) = (false, Err("EACCES".to_owned()));
+        assert_eq!(verdict(directory_flush, denied).0, Skip, "its cause has a line of its own");
         let elsewhere = verdict(one_file_system, |f| f.disk.elsewhere = vec![PathBuf::from("/srv/camus/core-1")]);
         assert_eq!(elsewhere, (Warn, "camus waltest /srv/camus/core-1".to_owned()));
         assert_eq!(verdict(one_file_system, |_| {}).0, Pass);
@@ -309,8 +350,14 @@ mod tests {
             d.rotational = "1".to_owned();
             d.scheduler = "bfq".to_owned();
         };
-        assert_eq!(with(rotational, rotating).0, Warn);
-        assert_eq!(with(scheduler, rotating).0, Pass, "there it helps");
+        assert_eq!(with(rotational, rotating).0, Skip, "nothing was measured");
+        assert_eq!(with(scheduler, rotating).0, Skip, "nor can this be said then");
+        let slow = |f: &mut Facts| {
+            rotating(f.disk.device.as_mut().expect("there"));
+            f.floor.as_mut().expect("measured").floor.write_4k_us.p50 = 8_000.0;
+        };
+        assert_eq!(verdict(rotational, slow).0, Warn);
+        assert_eq!(verdict(scheduler, slow).0, Pass, "there it helps");
         let virtual_disk = |f: &mut Facts| f.disk.device.as_mut().expect("there").rotational = "1".to_owned();
         assert_eq!(verdict(rotational, virtual_disk).0, Pass, "50 us are no turn of a disk");
         assert_eq!(with(merges, |d| d.nomerges = "0".to_owned()).0, Warn);

@@ -1,10 +1,10 @@
 //! What was measured on the disk: how fast a durable write is, and whether it can be one.
 
-use super::{About, Finding};
+use super::{About, Finding, disk};
 use crate::doctor::facts::{Facts, Measured};
 use camus_engine::limits::BLOCK_BYTES;
 
-const GROUP: &str = "measured";
+pub const GROUP: &str = "measured";
 /// Above these a produce that waits for its flush is slow, us.
 const P50_US_MAX: f64 = 5_000.0;
 const P99_US_MAX: f64 = 20_000.0;
@@ -56,7 +56,14 @@ pub fn floor(facts: &Facts) -> Finding {
     let about = About { group: GROUP, name: "floor", why };
     let measured = match &facts.floor {
         Ok(measured) => &measured.floor,
-        Err((why, run)) => return about.fail(format!("not measured: {why}"), run.clone()),
+        Err((why, run)) => {
+            return match disk::not_writable(facts) {
+                Some(cause) => about.see(cause),
+                None => about
+                    .because("without it nothing can be said of the speed of a broker here")
+                    .fail(format!("not measured: {why}"), run.clone()),
+            };
+        }
     };
     let write = &measured.write_4k_us;
     let groups = if write.mean > 0.0 { 1e6 / write.mean } else { 0.0 };
@@ -134,7 +141,7 @@ pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
 mod tests {
     use super::super::Verdict::{self, Fail, Pass, Warn};
     use super::*;
-    use crate::doctor::facts::Measured;
+    use crate::doctor::facts::{Measured, Place};
     use crate::doctor::recorded::{facts, judged};
 
     fn verdict(check: fn(&Facts, &Measured) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
@@ -168,6 +175,48 @@ mod tests {
         assert_eq!(failed.len(), 1, "{failed:#?}");
         assert_eq!((failed[0].name, failed[0].verdict), ("floor", Fail));
         assert_eq!(failed[0].measured, "not measured: it is on a tmpfs");
+    }
+
+    /// Lost if it fails: a new user mends three things, two of which are none.
+    #[test]
+    fn one_cause_is_one_failure() {
+        type Change = fn(&mut Facts);
+        let not_a_directory: Change = |f| f.disk.place = Place::NotADirectory;
+        let unreadable: Change = |f| f.disk.place = Place::Unreadable("Permission denied".to_owned());
+        let not_ours: Change = |f| f.disk.writable = false;
+        let memory: Change = |f| f.disk.mount.as_mut().expect("there").kind = "tmpfs".to_owned();
+        let read_only: Change = |f| {
+            f.disk.writable = false;
+            f.disk.mount.as_mut().expect("there").options = vec!["ro".to_owned()];
+        };
+        let full: Change = |f| f.disk.free_bytes = 0;
+        for (change, cause) in [
+            (not_a_directory, "data directory"),
+            (unreadable, "data directory"),
+            (not_ours, "data directory"),
+            (memory, "file system"),
+            (read_only, "mount options"),
+            (full, "free space"),
+        ] {
+            let mut facts = facts();
+            facts.floor = Err(("it could not".to_owned(), "ls".to_owned()));
+            facts.disk.dir_flush = Err("Permission denied".to_owned());
+            facts.disk.device.as_mut().expect("there").rotational = "1".to_owned();
+            facts.host.load = Some(100.0);
+            change(&mut facts);
+            // A directory that is ours can be opened.
+            if facts.disk.writable {
+                facts.disk.dir_flush = Ok(());
+            }
+            let found = super::super::judge(&facts);
+            let named = |verdict| found.iter().filter(|f| f.verdict == verdict).map(|f| f.name).collect::<Vec<_>>();
+            assert_eq!(named(Fail), [cause], "{found:#?}");
+            assert_eq!(named(Warn), ["load"], "of {cause} no advice for what depends on it");
+            let floor = found.iter().find(|found| found.name == "floor").expect("it is told");
+            assert_eq!(floor.measured, format!("not looked at: see {cause}"));
+            let load = found.iter().find(|found| found.name == "load").expect("it is told");
+            assert!(!load.measured.contains("figures"), "there are none: {}", load.measured);
+        }
     }
 
     /// Lost if it fails: a drive with larger blocks than the log's is found out by the first failed write.

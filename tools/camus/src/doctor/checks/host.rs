@@ -93,9 +93,12 @@ pub fn load(facts: &Facts) -> Finding {
     match facts.host.load {
         None => about.pass("not known"),
         Some(load) if load <= cpus as f64 => about.pass(format!("{load:.1} on {cpus} CPUs")),
-        Some(load) => {
+        Some(load) if facts.floor.is_ok() => {
             about.warn(format!("{load:.1} on {cpus} CPUs: the figures above are not the disk's alone"), "top")
         }
+        Some(load) => about
+            .because("the broker's cores wait while others work")
+            .warn(format!("{load:.1} on {cpus} CPUs: more work than processors"), "top"),
     }
 }
 

@@ -15,6 +15,8 @@ mod kernel;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
+    /// Nothing is known: it was not looked at, or not measured.
+    Skip,
     Pass,
     /// It works, but slower or less safely than it could.
     Warn,
@@ -35,6 +37,12 @@ pub struct Finding {
     pub fix: Option<String>,
 }
 
+impl Finding {
+    fn not_looked_at(self, cause: &str) -> Finding {
+        About { group: self.group, name: self.name, why: self.why }.see(cause)
+    }
+}
+
 /// A check, before it has looked.
 #[derive(Clone, Copy, Debug)]
 struct About {
@@ -46,6 +54,20 @@ struct About {
 impl About {
     fn pass(self, measured: impl Into<String>) -> Finding {
         self.found(Verdict::Pass, measured.into(), None)
+    }
+
+    fn skip(self, measured: impl Into<String>) -> Finding {
+        self.found(Verdict::Skip, measured.into(), None)
+    }
+
+    /// What another check has found is the cause: one cause is told once.
+    fn see(self, other: &str) -> Finding {
+        self.skip(format!("not looked at: see {other}"))
+    }
+
+    /// With another reason than the check's own.
+    fn because(self, why: &'static str) -> About {
+        About { why, ..self }
     }
 
     fn warn(self, measured: impl Into<String>, fix: impl Into<String>) -> Finding {
@@ -61,10 +83,11 @@ impl About {
     }
 }
 
-/// In the order in which a person would look.
+/// Of the place itself, in the order in which a person would look. What is wrong here is the cause of the rest.
+const PLACE: &[fn(&Facts) -> Finding] = &[disk::data_directory, disk::file_system];
+
+/// Advice for the place: worth nothing where another one must be found.
 const DISK: &[fn(&Facts) -> Finding] = &[
-    disk::data_directory,
-    disk::file_system,
     disk::mount_options,
     disk::directory_flush,
     disk::one_file_system,
@@ -96,8 +119,23 @@ const HOST: &[fn(&Facts) -> Finding] = &[
     host::swap,
 ];
 
+/// Whether what was looked at is the place of the data.
+pub fn is_a_place(facts: &Facts) -> bool {
+    disk::no_place(facts).is_none()
+}
+
 pub fn judge(facts: &Facts) -> Vec<Finding> {
-    let mut found: Vec<Finding> = DISK.iter().map(|check| check(facts)).collect();
+    let mut found: Vec<Finding> = PLACE.iter().map(|check| check(facts)).collect();
+    let no_place = disk::no_place(facts);
+    found.extend(DISK.iter().map(|check| {
+        let found = check(facts);
+        match no_place {
+            // What was measured all the same is told.
+            Some(_) if found.group == floor::GROUP && facts.floor.is_ok() => found,
+            Some(cause) => found.not_looked_at(cause),
+            None => found,
+        }
+    }));
     if let Ok(measured) = &facts.floor {
         found.extend(MEASURED.iter().map(|check| check(facts, measured)));
     }
