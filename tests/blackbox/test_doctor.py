@@ -97,7 +97,8 @@ def test_a_directory_that_may_not_be_written_is_told_as_that(tmp_path):
         tmp_path.chmod(0o555)
         done = camus("waltest", tmp_path, *QUICK)
         assert done.returncode == 13 and "this user may not write there" in done.stderr, done.stderr
-        assert failed(doctor(tmp_path, 2)) == ["data directory"]
+        found = doctor(tmp_path, 2)
+        assert failed(found) == ["data directory"] and found["data directory"]["fix"] == f"chmod u+rwx {tmp_path}"
         return
     # Root may write to everything but what is mounted read-only.
     with small_ext4(tmp_path, 160) as mount:
@@ -124,7 +125,8 @@ def doctor(data_dir, status):
     assert status is None or done.returncode == status, done.stdout
     for check in report["checks"]:
         assert check["measured"] and check["why"], check
-        assert (check["fix"] is None) == (check["verdict"] in ("pass", "skip")), check
+        assert not (check["fix"] and check["see"]), check
+        assert bool(check["fix"] or check["see"]) == (check["verdict"] in ("warn", "fail")), check
     found = {check["name"]: check for check in report["checks"]}
     assert len(found) == len(verdicts)
     return found
@@ -146,7 +148,8 @@ def test_doctor_fails_where_data_would_not_survive():
     """Lost otherwise: everything, at the next boot."""
     memory = doctor("/dev/shm/camus", 2)
     assert failed(memory) == ["file system"] and memory["mount options"]["fix"] is None, "no advice for what is memory"
-    assert failed(doctor("/etc/passwd", 2)) == ["data directory"]
+    file = doctor("/etc/passwd", 2)
+    assert failed(file) == ["data directory"] and "name another --data-dir" in file["data directory"]["measured"]
 
 
 def test_doctor_takes_the_settings_of_serve(on_disk):

@@ -51,6 +51,12 @@ pub struct Disk {
     /// What was looked at: the directory, or the nearest one above it that exists.
     pub looked_at: PathBuf,
     pub writable: bool,
+    /// Whose rights this process has: a name, or a number where it has none.
+    pub user: String,
+    /// Of the data directory itself. `None`: it is not there, or can not be reached.
+    pub owner: Option<String>,
+    /// The data directory holds something, and no broker's identity.
+    pub foreign: bool,
     pub mount: Option<Mount>,
     /// `None`: the file system does not say (overlay, btrfs, network).
     pub device: Option<Device>,

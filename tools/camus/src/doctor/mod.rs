@@ -122,6 +122,9 @@ fn look_at_disk(reader: &Reader, data_dir: &Path) -> Disk {
     let flushed = File::open(&looked_at).and_then(|dir| fsync(dir).map_err(Into::into));
     Disk {
         data_dir: data_dir.to_owned(),
+        user: reader.user(rustix::process::geteuid().as_raw()),
+        owner: fs::metadata(data_dir).ok().map(|found| reader.user(found.uid())),
+        foreign: is_foreign(data_dir),
         writable: access(&looked_at, Access::WRITE_OK | Access::EXEC_OK).is_ok(),
         mount: reader.mount(&looked_at),
         device: number.and_then(|number| reader.device(major(number), minor(number))),
@@ -163,6 +166,12 @@ fn core_dirs(data_dir: &Path) -> Vec<PathBuf> {
         name.is_some_and(|number| number.parse::<u16>().is_ok())
     };
     entries.map(|entry| entry.path()).filter(is_log).collect()
+}
+
+fn is_foreign(data_dir: &Path) -> bool {
+    let mut entries = fs::read_dir(data_dir).into_iter().flatten().flatten();
+    // A file system of its own is not empty either.
+    !data_dir.join(data_dir::IDENTITY_FILE).exists() && entries.any(|entry| entry.file_name() != "lost+found")
 }
 
 fn log_bytes(dir: &Path) -> u64 {
@@ -208,9 +217,10 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
             Verdict::Fail => "FAIL",
         };
         text.push_str(&format!("  {mark}  {:<width$}  {}\n", found.name, found.measured));
-        if let Some(fix) = &found.fix {
+        if let Some(command) = found.command() {
+            let label = if found.fix.is_some() { "  fix" } else { "  to see more" };
             text.push_str(&format!("        {:<width$}  {}\n", "  why", found.why));
-            text.push_str(&format!("        {:<width$}  {fix}\n", "  run"));
+            text.push_str(&format!("        {label:<width$}  {command}\n"));
         }
     }
     let count = |wanted| findings.iter().filter(|found| found.verdict == wanted).count();
@@ -276,6 +286,9 @@ mod tests {
         fs::write(root.join("core-0/000001.wal"), [0; 5000]).expect("written");
         let disk = look_at_disk(&Reader::here(), &root);
         assert_eq!((disk.wal_bytes, disk.elsewhere.len(), disk.dir_flush.is_ok()), (5000, 0, true));
+        assert_eq!((disk.foreign, disk.owner.as_ref()), (true, Some(&disk.user)), "a log without an identity");
+        fs::write(root.join(data_dir::IDENTITY_FILE), "").expect("written");
+        assert!(!is_foreign(&root) && !is_foreign(&root.join("new")));
         assert!(disk.writable && disk.total_bytes >= disk.free_bytes && disk.total_bytes > 0);
     }
 }

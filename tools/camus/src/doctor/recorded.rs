@@ -24,7 +24,7 @@ pub fn judged(check: impl FnOnce(&Facts) -> Finding, change: impl FnOnce(&mut Fa
     let mut facts = facts();
     change(&mut facts);
     let found = check(&facts);
-    assert_eq!(found.fix.is_none(), found.verdict <= Verdict::Pass, "what is wrong has its command: {found:?}");
+    assert_eq!(found.command().is_none(), found.verdict <= Verdict::Pass, "what is wrong has its command: {found:?}");
     found
 }
 
@@ -48,6 +48,9 @@ pub fn facts() -> Facts {
             place: Place::Directory,
             looked_at: PathBuf::from("/srv/camus"),
             writable: true,
+            user: "camus".to_owned(),
+            owner: Some("camus".to_owned()),
+            foreign: false,
             mount: Some(Mount {
                 point: "/srv".to_owned(),
                 kind: "xfs".to_owned(),

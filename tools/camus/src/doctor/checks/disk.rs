@@ -54,23 +54,43 @@ pub fn data_directory(facts: &Facts) -> Finding {
     let (disk, shown) = (&facts.disk, facts.disk.data_dir.display());
     let looked_at = disk.looked_at.display();
     match &disk.place {
-        Place::NotADirectory => about.fail(format!("{shown} is not a directory"), format!("ls -ld {shown}")),
-        Place::Unreadable(error) => about.fail(format!("{shown}: {error}"), format!("namei -l {shown}")),
+        Place::NotADirectory => about.because("the log's files lie in it").fail(
+            format!("{shown}: it, or what it is to lie in, is a file; name another --data-dir"),
+            "camus doctor --data-dir DIR   (a directory, or what is not there yet)",
+        ),
+        Place::Unreadable(error) => about.fail(format!("{shown}: {error}"), access_for(facts)),
         // Nobody can write there, whoever owns it.
         _ if !disk.writable && is_read_only(facts) => about.see(MOUNT_OPTIONS),
-        _ if !disk.writable => about.fail(
-            format!("{looked_at} can not be written by this user"),
-            match &disk.place {
-                Place::New { .. } => format!("sudo install -d -o $(id -un) {shown}"),
-                _ => format!("ls -ld {shown}; id   (who owns it, and who are you?)"),
-            },
-        ),
+        _ if !disk.writable => {
+            about.fail(format!("{looked_at} can not be written by {}", disk.user), access_for(facts))
+        }
         Place::New { parent: false } => about.warn(
             format!("{shown} is not there, nor what it is to lie in; {looked_at} was looked at"),
             format!("mkdir -p {shown}"),
         ),
         Place::New { parent: true } => about.pass(format!("{shown}: not there yet; {looked_at} was looked at")),
         Place::Directory => about.pass(shown.to_string()),
+    }
+}
+
+/// The command that lets this user, or the right one, use the data directory.
+fn access_for(facts: &Facts) -> String {
+    let (disk, dir, user) = (&facts.disk, facts.disk.data_dir.display(), &facts.disk.user);
+    match (&disk.place, disk.owner.as_deref()) {
+        (Place::New { .. }, _) => format!("sudo install -d -o {user} {dir}"),
+        (_, None) => {
+            format!("camus doctor --data-dir DIR   (one that {user} can reach; what bars the way: namei -l {dir})")
+        }
+        (_, Some(owner)) if owner == user => format!("chmod u+rwx {dir}"),
+        // Whose it is may be the user of a broker: to take it away would stop that one.
+        (_, Some(owner)) if owner != "root" => {
+            format!("sudo -u {owner} camus doctor --data-dir {dir}   (to make it yours: sudo chown -R {user} {dir})")
+        }
+        (Place::Directory, _) if disk.foreign => {
+            format!("sudo install -d -o {user} {dir}/camus   (and name that: {dir} holds other things)")
+        }
+        (Place::Directory, _) => format!("sudo chown -R {user} {dir}"),
+        _ => format!("sudo chown -R {user} {dir}   (if nothing but Camus uses it; else name another --data-dir)"),
     }
 }
 
@@ -83,7 +103,7 @@ pub fn file_system(facts: &Facts) -> Finding {
     let gone = about.because("acknowledged records must be there after the next boot");
     let move_to = "camus doctor --data-dir DIR   (a directory of ext4 or XFS on a local disk)";
     let Some(Mount { kind, source, point, .. }) = &facts.disk.mount else {
-        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display()));
+        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display())).look();
     };
     let shown = format!("{kind} ({source} on {point})");
     match kind.as_str() {
@@ -102,27 +122,30 @@ pub fn file_system(facts: &Facts) -> Finding {
 }
 
 pub fn mount_options(facts: &Facts) -> Finding {
-    let why = "without barriers a power cut takes acknowledged records; atime and discard add writes of their own";
+    let why = "barriers keep what was acknowledged; atime and discard add writes of their own";
     let about = About { group: GROUP, name: MOUNT_OPTIONS, why };
     let Some(mount) = &facts.disk.mount else {
-        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display()));
+        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display())).look();
     };
     let has = |name: &str| mount.options.iter().any(|option| option == name);
     let point = mount_point(facts);
     let remount = |options: &str| format!("mount -o remount,{options} {point}   (and in /etc/fstab)");
     if let Some(off) = ["nobarrier", "barrier=0", "nobarriers"].iter().find(|option| has(option)) {
+        let about = about.because("without barriers a power cut takes acknowledged records");
         return about.fail(format!("{off}: no flush reaches the disk"), remount("barrier=1"));
     }
     if has("ro") {
-        return about.fail("ro: read-only", remount("rw"));
+        return about.because("the log is written there").fail("ro: read-only", remount("rw"));
     }
     match (has("noatime"), has("discard")) {
         (true, false) => about.pass("noatime"),
-        (true, true) => {
-            about.warn("discard: each freed block is trimmed beside the log's writes", remount("nodiscard"))
-        }
-        (false, false) => about.warn("no noatime: a read of a written segment writes its inode", remount("noatime")),
-        (false, true) => about.warn(
+        (true, true) => about
+            .because("trims wait in the same queue as the log's writes")
+            .warn("discard: each freed block is trimmed at once", remount("nodiscard")),
+        (false, false) => about
+            .because("such writes wait in the same queue as the log's")
+            .warn("no noatime: a read of a written segment writes its inode", remount("noatime")),
+        (false, true) => about.because("both add writes and trims beside the log's").warn(
             "no noatime, and discard: reads write inodes, freed blocks are trimmed at once",
             remount("noatime,nodiscard"),
         ),
@@ -136,7 +159,7 @@ pub fn directory_flush(facts: &Facts) -> Finding {
         Ok(()) => about.pass("works"),
         // It can not even be opened.
         Err(_) if !facts.disk.writable => about.see(not_writable(facts).unwrap_or(DATA_DIRECTORY)),
-        Err(error) => about.fail(error.clone(), format!("findmnt -T {}", facts.disk.looked_at.display())),
+        Err(error) => about.fail(error.clone(), format!("findmnt -T {}", facts.disk.looked_at.display())).look(),
     }
 }
 
@@ -148,7 +171,7 @@ pub fn one_file_system(facts: &Facts) -> Finding {
         Some(other) => {
             let dirs: Vec<String> = facts.disk.elsewhere.iter().map(|dir| dir.display().to_string()).collect();
             let measured = format!("on other ones: {}", dirs.join(", "));
-            about.warn(measured, format!("camus waltest {}", other.display()))
+            about.warn(measured, format!("camus waltest {}", other.display())).look()
         }
     }
 }
@@ -163,8 +186,10 @@ pub fn free_space(facts: &Facts) -> Finding {
     let limit = out::bytes(wanted.wal_limit_bytes);
     let has = format!("{} free, {percent} %", out::bytes(disk.free_bytes));
     if disk.free_bytes < more(at_start) {
-        let measured = format!("{has}; a start takes {}", out::bytes(more(at_start)));
-        return about.fail(measured, format!("df -h {}", disk.looked_at.display()));
+        let (point, lacks) = (mount_point(facts), out::bytes(more(at_start) - disk.free_bytes));
+        let measured = format!("{has}; a start takes {}: free {lacks} on {point}", out::bytes(more(at_start)));
+        let fix = format!("du -xhd2 {point} | sort -h | tail   (what is large; or name a --data-dir on another disk)");
+        return about.fail(measured, fix).look();
     }
     if disk.free_bytes < more(wanted.wal_limit_bytes) {
         // A quarter less than what is there, so that there is room for others.
@@ -174,7 +199,7 @@ pub fn free_space(facts: &Facts) -> Finding {
     }
     if percent < FREE_PERCENT_MIN {
         let measured = format!("{has}: less than {FREE_PERCENT_MIN} %");
-        return about.warn(measured, format!("du -xh {} | sort -h | tail", mount_point(facts)));
+        return about.warn(measured, format!("du -xh {} | sort -h | tail", mount_point(facts))).look();
     }
     about.pass(format!("{has}; the log takes {limit} at most"))
 }
@@ -184,17 +209,19 @@ pub fn write_cache(facts: &Facts) -> Finding {
     let about = About { group: DEVICE, name: "write cache", why };
     let Some(device) = &facts.disk.device else {
         let fix = format!("findmnt -T {}; lsblk -s", facts.disk.looked_at.display());
-        return about.warn("the device below is not known: each write is followed by a flush", fix);
+        return about.warn("the device below is not known: each write is followed by a flush", fix).look();
     };
     let name = &device.name;
     match (device.write_cache.as_str(), device.fua.as_str()) {
         ("write through", _) => about.pass(format!("{name}: write through: no flush is needed")),
         ("write back", "1") => about.pass(format!("{name}: write back with FUA: a write is durable by itself")),
         ("write back", _) => about.pass(format!("{name}: write back without FUA: each write is followed by a flush")),
-        (other, _) => about.warn(
-            format!("{name}: '{other}' is not known: each write is followed by a flush"),
-            format!("cat {}", queue(facts, "write_cache")),
-        ),
+        (other, _) => about
+            .warn(
+                format!("{name}: '{other}' is not known: each write is followed by a flush"),
+                format!("cat {}", queue(facts, "write_cache")),
+            )
+            .look(),
     }
 }
 
@@ -207,9 +234,9 @@ pub fn rotational(facts: &Facts) -> Finding {
         ("1", Ok(us)) if us < ROTATING_US_MIN => {
             about.pass("it says that it rotates, but is too fast for that (a virtual disk)")
         }
-        ("1", Ok(_)) => {
-            about.warn(format!("{} says that it does", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)")
-        }
+        ("1", Ok(_)) => about
+            .warn(format!("{} says that it does", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)")
+            .look(),
         // Virtual disks say so as well.
         ("1", Err(_)) => about.skip("not known: it says that it rotates, but its speed was not measured"),
         _ => about.pass("no"),
@@ -253,7 +280,7 @@ mod tests {
 
     fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
         let found = judged(check, change);
-        (found.verdict, found.fix.unwrap_or_default())
+        (found.verdict, found.command().cloned().unwrap_or_default())
     }
 
     /// Lost if it fails: a typing error in the path, found when the disk of the system is full.
@@ -266,6 +293,30 @@ mod tests {
         assert_eq!(at(Place::NotADirectory).0, Fail);
         assert_eq!(at(Place::Unreadable("Permission denied".to_owned())).0, Fail);
         assert_eq!(verdict(data_directory, |f| f.disk.writable = false).0, Fail);
+    }
+
+    /// Lost if it fails: another user's directory, given away by an advice.
+    #[test]
+    fn a_permission_is_mended_by_one_command_with_the_real_user_and_path() {
+        let denied = |place: Place, owner: Option<&str>, foreign: bool| {
+            let (found, fix) = verdict(data_directory, |f| {
+                (f.disk.writable, f.disk.place, f.disk.user) = (false, place, "ann".to_owned());
+                (f.disk.owner, f.disk.foreign) = (owner.map(str::to_owned), foreign);
+            });
+            assert_eq!(found, Fail);
+            fix
+        };
+        let unreadable = || Place::Unreadable("Permission denied".to_owned());
+        assert_eq!(denied(Place::New { parent: false }, None, false), "sudo install -d -o ann /srv/camus");
+        assert_eq!(denied(Place::Directory, Some("root"), false), "sudo chown -R ann /srv/camus");
+        assert_eq!(denied(Place::Directory, Some("ann"), true), "chmod u+rwx /srv/camus");
+        assert!(denied(Place::Directory, Some("root"), true).starts_with("sudo install -d -o ann /srv/camus/camus "));
+        for place in [Place::Directory, unreadable()] {
+            let fix = denied(place, Some("bob"), false);
+            assert!(fix.starts_with("sudo -u bob camus doctor --data-dir /srv/camus "), "{fix}");
+        }
+        assert!(denied(unreadable(), Some("root"), false).contains("if nothing but Camus uses it"));
+        assert!(denied(unreadable(), None, false).starts_with("camus doctor --data-dir DIR "));
     }
 
     /// Lost if it fails: records on a file system that keeps none of them.
@@ -296,6 +347,8 @@ mod tests {
         assert_eq!((both.0, both.1.starts_with("mount -o remount,noatime,nodiscard /srv")), (Warn, true));
         assert_eq!(with(&["rw", "noatime", "discard"]).0, Warn);
         assert_eq!(with(&["rw", "relatime"]).0, Warn);
+        let atime = judged(mount_options, |f| f.disk.mount.as_mut().expect("there").options = vec!["rw".to_owned()]);
+        assert!(!atime.why.contains("power cut"), "no record is lost by it: {}", atime.why);
         assert_eq!(with(&["rw", "noatime", "nobarrier"]).0, Fail);
         assert_eq!(with(&["rw", "noatime", "barrier=0"]).0, Fail);
         assert_eq!(with(&["ro", "noatime"]).0, Fail);

@@ -39,13 +39,16 @@ const PROTECTED: &[&str] = &[
 ];
 
 /// The command that takes a drive's volatile cache out of use, where there is one.
-fn cache_off(device: &str) -> String {
+fn cache_off(device: &str) -> Option<String> {
     match device {
-        nvme if nvme.starts_with("nvme") => format!("nvme set-feature /dev/{nvme} -f 6 -v 0"),
-        sata if sata.starts_with("sd") => format!("hdparm -W0 /dev/{sata}"),
-        _ => "virsh dumpxml NAME | grep cache   (on its host: 'none' or 'directsync', never 'unsafe')".to_owned(),
+        nvme if nvme.starts_with("nvme") => Some(format!("nvme set-feature /dev/{nvme} -f 6 -v 0")),
+        sata if sata.starts_with("sd") => Some(format!("hdparm -W0 /dev/{sata}")),
+        _ => None,
     }
 }
+
+/// A virtual disk's cache is its host's.
+const HOST_CACHE: &str = "virsh dumpxml NAME | grep cache   (on its host: 'none' or 'directsync', never 'unsafe')";
 
 fn tests_again(facts: &Facts) -> String {
     format!("camus waltest {}", facts.disk.looked_at.display())
@@ -61,7 +64,8 @@ pub fn floor(facts: &Facts) -> Finding {
                 Some(cause) => about.see(cause),
                 None => about
                     .because("without it nothing can be said of the speed of a broker here")
-                    .fail(format!("not measured: {why}"), run.clone()),
+                    .fail(format!("not measured: {why}"), run.clone())
+                    .look(),
             };
         }
     };
@@ -72,7 +76,7 @@ pub fn floor(facts: &Facts) -> Finding {
         measured.method, write.p50, write.p99
     );
     match write.p50 > P50_US_MAX || write.p99 > P99_US_MAX {
-        true => about.warn(shown, tests_again(facts)),
+        true => about.warn(shown, tests_again(facts)).look(),
         false => about.pass(shown),
     }
 }
@@ -82,7 +86,7 @@ pub fn sequential(facts: &Facts, measured: &Measured) -> Finding {
     let about = About { group: GROUP, name: "bandwidth", why };
     let mb = measured.floor.sequential_mb_per_s;
     let shown = format!("1 MiB durable, four in flight: {mb:.0} MB/s");
-    if mb < SEQUENTIAL_MB_MIN { about.warn(shown, tests_again(facts)) } else { about.pass(shown) }
+    if mb < SEQUENTIAL_MB_MIN { about.warn(shown, tests_again(facts)).look() } else { about.pass(shown) }
 }
 
 pub fn direct_io(facts: &Facts, measured: &Measured) -> Finding {
@@ -94,10 +98,12 @@ pub fn direct_io(facts: &Facts, measured: &Measured) -> Finding {
         Some((memory, offset)) if offset > 0 && offset as usize <= BLOCK_BYTES && memory as usize <= BLOCK_BYTES => {
             about.pass(format!("aligned to {offset} bytes on the disk, {memory} in memory"))
         }
-        Some((memory, offset)) => about.fail(
-            format!("asks for blocks of {offset} bytes ({memory} in memory), the log's are {BLOCK_BYTES}"),
-            format!("lsblk -o NAME,PHY-SEC,LOG-SEC; findmnt -T {}", facts.disk.looked_at.display()),
-        ),
+        Some((memory, offset)) => about
+            .fail(
+                format!("asks for blocks of {offset} bytes ({memory} in memory), the log's are {BLOCK_BYTES}"),
+                format!("lsblk -o NAME,PHY-SEC,LOG-SEC; findmnt -T {}", facts.disk.looked_at.display()),
+            )
+            .look(),
     }
 }
 
@@ -106,7 +112,7 @@ pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
     let about = About { group: GROUP, name: "flush honesty", why };
     let Some(device) = &facts.disk.device else {
         let fix = format!("lsblk -s -o NAME,MODEL,TYPE; findmnt -T {}", facts.disk.looked_at.display());
-        return about.warn("the device below is not known, so nothing can be said of its cache", fix);
+        return about.warn("the device below is not known, so nothing can be said of its cache", fix).look();
     };
     if device.write_cache != "write back" {
         return about.pass(format!("{} says that it has no cache to lose ({})", device.name, device.write_cache));
@@ -115,23 +121,23 @@ pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
         && let Some(flushes) = measured.flushes
         && flushes * 100 < measured.writes * FLUSHES_PERCENT_MIN
     {
-        return about.fail(
-            format!("{flushes} flushes reached {} for {} durable writes", device.name, measured.writes),
-            format!("findmnt -no OPTIONS -T {}   (is there a nobarrier?)", facts.disk.looked_at.display()),
-        );
+        let fix = format!("findmnt -no OPTIONS -T {}   (is there a nobarrier?)", facts.disk.looked_at.display());
+        let shown = format!("{flushes} flushes reached {} for {} durable writes", device.name, measured.writes);
+        return about.fail(shown, fix).look();
     }
     let mean = measured.floor.write_4k_us.mean;
     let per_s = if mean > 0.0 { 1e6 / mean } else { 0.0 };
     let known = PROTECTED.iter().any(|model| device.model.starts_with(model));
     if per_s > FLUSHES_PER_S_MAX && !known {
         let model = if device.model.is_empty() { "no model is given" } else { &device.model };
-        return about.warn(
-            format!(
-                "{per_s:.0} flushes a second by a write-back cache: {} ({model}) has power-loss protection, or it lies",
-                device.name
-            ),
-            cache_off(&device.name),
+        let shown = format!(
+            "{per_s:.0} flushes a second by a write-back cache: {} ({model}) has power-loss protection, or it lies",
+            device.name
         );
+        return match cache_off(&device.name) {
+            Some(off) => about.warn(shown, off),
+            None => about.warn(shown, HOST_CACHE).look(),
+        };
     }
     let counted = measured.flushes.map_or(String::new(), |n| format!(", {n} flushes counted by the device"));
     about.pass(format!("{} flushes at a believable rate: {per_s:.0} a second{counted}", device.name))

@@ -33,11 +33,24 @@ pub struct Finding {
     pub measured: String,
     /// Why it matters.
     pub why: &'static str,
-    /// The one command. `None` where nothing is to be done.
+    /// The one command that mends it. `None` where nothing is to be done, or where none is known.
     pub fix: Option<String>,
+    /// Where there is no such command: the one that shows more.
+    pub see: Option<String>,
 }
 
 impl Finding {
+    /// Its command only shows more: it mends nothing.
+    fn look(mut self) -> Finding {
+        self.see = self.fix.take();
+        self
+    }
+
+    /// What to run, to mend it or to see more.
+    pub fn command(&self) -> Option<&String> {
+        self.fix.as_ref().or(self.see.as_ref())
+    }
+
     fn not_looked_at(self, cause: &str) -> Finding {
         About { group: self.group, name: self.name, why: self.why }.see(cause)
     }
@@ -79,7 +92,7 @@ impl About {
     }
 
     fn found(self, verdict: Verdict, measured: String, fix: Option<String>) -> Finding {
-        Finding { group: self.group, name: self.name, verdict, measured, why: self.why, fix }
+        Finding { group: self.group, name: self.name, verdict, measured, why: self.why, fix, see: None }
     }
 }
 
