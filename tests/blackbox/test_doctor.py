@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.broker import binary
+from harness.broker import Camus, binary
 from harness.mounts import run, small_ext4
 
 pytestmark = pytest.mark.camus_only
@@ -115,9 +115,11 @@ def failed(found):
     return [name for name, check in found.items() if check["verdict"] == "fail"]
 
 
-def doctor(data_dir, status):
+def doctor(data_dir, status, *args):
     """The findings by name, after what must be true of every answer."""
-    done = camus("doctor", "--data-dir", data_dir, "--json", *QUICK)
+    # Any free port: those of every day may be taken on this host.
+    free = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0") if not args else args
+    done = camus("doctor", "--data-dir", data_dir, "--json", *QUICK, *free)
     report = json.loads(done.stdout)
     verdicts = [check["verdict"] for check in report["checks"]]
     worst = max(["pass", "warn", "fail"].index(verdict) for verdict in verdicts if verdict != "skip")
@@ -150,6 +152,22 @@ def test_doctor_fails_where_data_would_not_survive():
     assert failed(memory) == ["file system"] and memory["mount options"]["fix"] is None, "no advice for what is memory"
     file = doctor("/etc/passwd", 2)
     assert failed(file) == ["data directory"] and "name another --data-dir" in file["data directory"]["measured"]
+
+
+def test_doctor_names_the_running_broker_and_a_port_that_is_taken(on_disk):
+    """Lost otherwise: a start that ends at once, after a check that passed."""
+    data = on_disk / "data"
+    broker = Camus(data).start()
+    try:
+        lock = doctor(data, None)["lock"]
+        assert lock["verdict"] == "warn" and f"process {broker.pid} " in lock["measured"], lock
+        assert "measured beside its work" in lock["measured"] and lock["see"] == f"ps -fp {broker.pid}"
+        other = doctor(on_disk / "other", 2, "--listen", broker.address, "--http", "127.0.0.1:0")
+        assert failed(other) == ["listeners"], "the lock is of another directory"
+        assert broker.address in other["listeners"]["measured"] and "camus serve --listen" in other["listeners"]["fix"]
+    finally:
+        broker.kill_9()
+    assert doctor(data, None)["lock"]["verdict"] == "pass"
 
 
 def test_doctor_takes_the_settings_of_serve(on_disk):

@@ -1,8 +1,9 @@
 //! `camus doctor`: whether this disk and this host are fit for a broker with these settings. Changes nothing.
 //!
 //! In: the settings of `serve`, /proc, /sys, and a few seconds of writes to a file of its own. Out: a table or JSON,
-//! and the exit status: 0 all pass, 1 a warning, 2 a failure. `facts.rs` what is known; `reader.rs` where it is read;
-//! `checks/` what it means, each a function of the facts; `recorded.rs` hosts for tests.
+//! and the exit status: 0 all pass, 1 a warning, 2 a failure. `facts.rs` what is known; `reader.rs` where it is read,
+//! `addresses.rs` whether they can be opened; `checks/` what it means, each a function of the facts; `recorded.rs`
+//! hosts for tests.
 
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings};
@@ -10,7 +11,7 @@ use crate::waltest::{self, Meter};
 use crate::{data_dir, out};
 use camus_engine::io::floor;
 use checks::{Finding, Verdict};
-use facts::{Disk, Facts, Measured, Place, Wanted};
+use facts::{Disk, Facts, Holder, Measured, Place, Start, Wanted};
 use reader::Reader;
 use rustix::fs::{Access, access, fsync, major, minor, statvfs};
 use serde::Serialize;
@@ -20,6 +21,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+mod addresses;
 mod checks;
 pub mod facts;
 pub mod reader;
@@ -83,6 +85,11 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
     let kernel = reader.kernel(floor::ring_probe().map_err(|error| error.to_string()));
     let host = reader.host(&here.cpus, &used);
     let disk = look_at_disk(&reader, &settings.data_dir);
+    let start = Start {
+        holder: holder(&disk),
+        listeners: settings.listeners.iter().map(|listener| addresses::tried("listeners", listener)).collect(),
+        http: addresses::tried("camus.http", &settings.http),
+    };
     let unfit = |kind: ErrorKind| errors::measure_io(&settings.data_dir, "looking for it", &kind.into());
     let measured = match &disk.place {
         // What is above it is no place for the data, and not ours to write to.
@@ -95,7 +102,7 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
         Err(error) if error.code == errors::INTERRUPTED.code => return Err(error),
         Err(error) => Err((error.meaning, error.run)),
     };
-    Ok(Facts { wanted, disk, kernel, host, floor })
+    Ok(Facts { wanted, disk, kernel, host, start, floor })
 }
 
 /// The floor, and the device's own count of flushes while it was measured one write at a time: those of several at once
@@ -110,6 +117,16 @@ fn measure(reader: &Reader, dir: &Path, seconds: f64, stop: &AtomicBool) -> Resu
     let (_, sequential_mb_per_s) = meter.broker(1 << 20, 4, seconds)?;
     let floor = waltest::Floor { method: meter.method.to_string(), write_4k_us, sequential_mb_per_s };
     Ok(Measured { writes: floor.write_4k_us.count, flushes, floor, direct_align: meter.direct_align() })
+}
+
+/// Who has the data directory. Our own lock is shared and gone at once: nothing waits for it.
+fn holder(disk: &Disk) -> Option<Holder> {
+    if disk.place != Place::Directory {
+        return None;
+    }
+    let error = data_dir::hold_for_reading(&disk.looked_at).err()?;
+    let pid = error.run.strip_prefix("ps -fp ").and_then(|pid| pid.parse().ok());
+    (error.code == errors::DATA_DIR_LOCKED.code).then_some(Holder { pid, said: error.meaning })
 }
 
 fn look_at_disk(reader: &Reader, data_dir: &Path) -> Disk {
@@ -267,6 +284,20 @@ mod tests {
         let findings = checks::judge(&facts);
         let unfit = as_text(&facts, &findings, Verdict::Fail);
         assert_golden("doctor.txt", &format!("{fit}\n\n{unfit}\n\n{}", as_json(&facts, &findings, Verdict::Fail)));
+    }
+
+    /// Lost if it fails: a start that is refused, and a doctor who did not know; or a broker that doctor keeps out.
+    #[test]
+    fn who_has_the_data_directory_is_known_and_it_is_left_to_him() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = || look_at_disk(&Reader::here(), dir.path());
+        assert_eq!(holder(&disk()), None);
+        let held = data_dir::DataDir::open(dir.path()).expect("doctor does not keep it");
+        let found = holder(&disk()).expect("it is held");
+        assert_eq!(found.pid, Some(std::process::id()));
+        assert!(found.said.contains(&std::process::id().to_string()), "{}", found.said);
+        drop(held);
+        assert_eq!(holder(&disk()), None);
     }
 
     /// Lost if it fails: another directory than the broker's is measured.

@@ -1,7 +1,7 @@
 //! The checks: each a function of the facts to one finding; nothing is read or changed here.
 //!
-//! `disk.rs` where the data will lie; `floor.rs` what was measured; `kernel.rs` what the kernel gives; `host.rs` what
-//! else runs on the host's processors and memory.
+//! `disk.rs` where the data will lie; `floor.rs` what was measured; `start.rs` what a start would meet; `kernel.rs`
+//! what the kernel gives; `host.rs` what else runs on the host's processors and memory.
 
 use super::facts::{Facts, Measured};
 use serde::Serialize;
@@ -10,6 +10,7 @@ mod disk;
 mod floor;
 mod host;
 mod kernel;
+mod start;
 
 /// In ascending order of what it asks of the person.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -116,6 +117,9 @@ const DISK: &[fn(&Facts) -> Finding] = &[
 const MEASURED: &[fn(&Facts, &Measured) -> Finding] = &[floor::sequential, floor::direct_io, floor::honesty];
 
 const HOST: &[fn(&Facts) -> Finding] = &[
+    start::lock,
+    start::listeners,
+    start::http,
     kernel::version,
     kernel::io_uring,
     kernel::locked_memory,
