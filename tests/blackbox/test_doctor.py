@@ -66,6 +66,37 @@ def test_ctrl_c_ends_a_measurement_and_leaves_nothing(on_disk):
     assert os.listdir(on_disk) == []
 
 
+def test_an_interrupted_doctor_says_so_and_leaves_nothing(on_disk):
+    """Lost otherwise: the user's time, with the advice to run another command than his."""
+    command = [binary(), "doctor", "--data-dir", on_disk, "--seconds", "60"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("CAMUS_")}
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean)
+    try:
+        # Its file has no name: that it is open says that it measures, and so that signals are watched.
+        until = time.monotonic() + 30
+        while not any(str(on_disk) in link for link in open_files(running.pid)):
+            assert running.poll() is None and time.monotonic() < until, "it does not measure"
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 130 and "doctor was interrupted" in err and "waltest" not in err, err
+    assert f"camus doctor --data-dir {on_disk}" in err and "pass" not in out, err
+    assert os.listdir(on_disk) == []
+
+
+def open_files(pid):
+    """What the open descriptors of a process lead to."""
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(link))
+        except FileNotFoundError:
+            continue
+    return links
+
+
 @pytest.mark.parametrize(
     ("where", "code", "said"),
     [

@@ -99,10 +99,21 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
     };
     let floor = match measured {
         Ok(measured) => Ok(measured),
-        Err(error) if error.code == errors::INTERRUPTED.code => return Err(error),
+        Err(error) if error.code == errors::INTERRUPTED.code => return Err(interrupted(&settings.data_dir, error)),
         Err(error) => Err((error.meaning, error.run)),
     };
     Ok(Facts { wanted, disk, kernel, host, start, floor })
+}
+
+/// In doctor's own words: the measurement is a part of other commands too.
+fn interrupted(data_dir: &Path, error: UserError) -> UserError {
+    let shown = data_dir.display();
+    UserError {
+        what: "doctor was interrupted".to_owned(),
+        place: format!("measuring the disk of {shown}"),
+        run: format!("camus doctor --data-dir {shown} --seconds 0.2   (the same, in a tenth of the time)"),
+        ..error
+    }
 }
 
 /// The floor, and the device's own count of flushes while it was measured one write at a time: those of several at once
