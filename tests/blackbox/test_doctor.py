@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.broker import binary
+from harness.broker import Camus, binary
 from harness.mounts import run, small_ext4
 
 pytestmark = pytest.mark.camus_only
@@ -66,6 +66,37 @@ def test_ctrl_c_ends_a_measurement_and_leaves_nothing(on_disk):
     assert os.listdir(on_disk) == []
 
 
+def test_an_interrupted_doctor_says_so_and_leaves_nothing(on_disk):
+    """Lost otherwise: the user's time, with the advice to run another command than his."""
+    command = [binary(), "doctor", "--data-dir", on_disk, "--seconds", "60"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("CAMUS_")}
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean)
+    try:
+        # Its file has no name: that it is open says that it measures, and so that signals are watched.
+        until = time.monotonic() + 30
+        while not any(str(on_disk) in link for link in open_files(running.pid)):
+            assert running.poll() is None and time.monotonic() < until, "it does not measure"
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 130 and "doctor was interrupted" in err and "waltest" not in err, err
+    assert f"camus doctor --data-dir {on_disk}" in err and "pass" not in out, err
+    assert os.listdir(on_disk) == []
+
+
+def open_files(pid):
+    """What the open descriptors of a process lead to."""
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(link))
+        except FileNotFoundError:
+            continue
+    return links
+
+
 @pytest.mark.parametrize(
     ("where", "code", "said"),
     [
@@ -87,7 +118,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path):
         done = camus("waltest", mount, *QUICK)
         assert done.returncode == 13 and "68 MiB are needed" in done.stderr, done.stderr
         found = doctor(mount, 2)
-        assert found["free space"]["verdict"] == "fail" and found["floor"]["verdict"] == "fail"
+        assert failed(found) == ["free space"] and "see free space" in found["floor"]["measured"]
         assert os.listdir(mount) == ["lost+found"]
 
 
@@ -97,7 +128,8 @@ def test_a_directory_that_may_not_be_written_is_told_as_that(tmp_path):
         tmp_path.chmod(0o555)
         done = camus("waltest", tmp_path, *QUICK)
         assert done.returncode == 13 and "this user may not write there" in done.stderr, done.stderr
-        assert doctor(tmp_path, 2)["data directory"]["verdict"] == "fail"
+        found = doctor(tmp_path, 2)
+        assert failed(found) == ["data directory"] and found["data directory"]["fix"] == f"chmod u+rwx {tmp_path}"
         return
     # Root may write to everything but what is mounted read-only.
     with small_ext4(tmp_path, 160) as mount:
@@ -105,20 +137,29 @@ def test_a_directory_that_may_not_be_written_is_told_as_that(tmp_path):
         done = camus("waltest", mount, *QUICK)
         assert done.returncode == 13 and "mounted read-only" in done.stderr, done.stderr
         found = doctor(mount, 2)
-        assert found["mount options"]["verdict"] == "fail" and found["data directory"]["verdict"] == "fail"
+        assert failed(found) == ["mount options", "free space"], "it is too small as well"
+        assert all("see mount options" in found[name]["measured"] for name in ("data directory", "floor"))
 
 
-def doctor(data_dir, status):
+def failed(found):
+    """One cause is one failure, so that a new user mends one thing."""
+    return [name for name, check in found.items() if check["verdict"] == "fail"]
+
+
+def doctor(data_dir, status, *args):
     """The findings by name, after what must be true of every answer."""
-    done = camus("doctor", "--data-dir", data_dir, "--json", *QUICK)
+    # Any free port: those of every day may be taken on this host.
+    free = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0") if not args else args
+    done = camus("doctor", "--data-dir", data_dir, "--json", *QUICK, *free)
     report = json.loads(done.stdout)
     verdicts = [check["verdict"] for check in report["checks"]]
-    worst = max(["pass", "warn", "fail"].index(verdict) for verdict in verdicts)
+    worst = max(["pass", "warn", "fail"].index(verdict) for verdict in verdicts if verdict != "skip")
     assert ["pass", "warn", "fail"][worst] == report["verdict"] and done.returncode == worst, done.stdout
     assert status is None or done.returncode == status, done.stdout
     for check in report["checks"]:
         assert check["measured"] and check["why"], check
-        assert (check["fix"] is None) == (check["verdict"] == "pass"), check
+        assert not (check["fix"] and check["see"]), check
+        assert bool(check["fix"] or check["see"]) == (check["verdict"] in ("warn", "fail")), check
     found = {check["name"]: check for check in report["checks"]}
     assert len(found) == len(verdicts)
     return found
@@ -138,8 +179,26 @@ def test_doctor_answers_with_findings_and_changes_nothing(on_disk):
 
 def test_doctor_fails_where_data_would_not_survive():
     """Lost otherwise: everything, at the next boot."""
-    assert doctor("/dev/shm/camus", 2)["file system"]["verdict"] == "fail"
-    assert doctor("/etc/passwd", 2)["data directory"]["verdict"] == "fail"
+    memory = doctor("/dev/shm/camus", 2)
+    assert failed(memory) == ["file system"] and memory["mount options"]["fix"] is None, "no advice for what is memory"
+    file = doctor("/etc/passwd", 2)
+    assert failed(file) == ["data directory"] and "name another --data-dir" in file["data directory"]["measured"]
+
+
+def test_doctor_names_the_running_broker_and_a_port_that_is_taken(on_disk):
+    """Lost otherwise: a start that ends at once, after a check that passed."""
+    data = on_disk / "data"
+    broker = Camus(data).start()
+    try:
+        lock = doctor(data, None)["lock"]
+        assert lock["verdict"] == "warn" and f"process {broker.pid} " in lock["measured"], lock
+        assert "measured beside its work" in lock["measured"] and lock["see"] == f"ps -fp {broker.pid}"
+        other = doctor(on_disk / "other", 2, "--listen", broker.address, "--http", "127.0.0.1:0")
+        assert failed(other) == ["listeners"], "the lock is of another directory"
+        assert broker.address in other["listeners"]["measured"] and "camus serve --listen" in other["listeners"]["fix"]
+    finally:
+        broker.kill_9()
+    assert doctor(data, None)["lock"]["verdict"] == "pass"
 
 
 def test_doctor_takes_the_settings_of_serve(on_disk):

@@ -164,7 +164,8 @@ fn plan(settings: Settings, host: &Host, data_dir: &mut DataDir) -> Result<Plan,
     })
 }
 
-fn resolve(setting: &str, listener: &Listener) -> Result<SocketAddr, UserError> {
+/// The one address of a listener.
+pub fn resolve(setting: &str, listener: &Listener) -> Result<SocketAddr, UserError> {
     let failed = |e: &std::io::Error| errors::listen(setting, &listener.to_string(), e);
     let mut addrs = (listener.host.as_str(), listener.port).to_socket_addrs().map_err(|e| failed(&e))?;
     // A name with both kinds of address: the first one of IPv4, which clients try as well.

@@ -11,6 +11,7 @@ pub struct Facts {
     pub disk: Disk,
     pub kernel: Kernel,
     pub host: Host,
+    pub start: Start,
     /// `Err`: why it could not be measured, and what to run.
     pub floor: Result<Measured, (String, String)>,
 }
@@ -51,6 +52,12 @@ pub struct Disk {
     /// What was looked at: the directory, or the nearest one above it that exists.
     pub looked_at: PathBuf,
     pub writable: bool,
+    /// Whose rights this process has: a name, or a number where it has none.
+    pub user: String,
+    /// Of the data directory itself. `None`: it is not there, or can not be reached.
+    pub owner: Option<String>,
+    /// The data directory holds something, and no broker's identity.
+    pub foreign: bool,
     pub mount: Option<Mount>,
     /// `None`: the file system does not say (overlay, btrfs, network).
     pub device: Option<Device>,
@@ -121,6 +128,48 @@ pub struct Host {
     pub huge_pages: String,
     pub swappiness: Option<u64>,
     pub swap_bytes: u64,
+}
+
+/// What a start would meet.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Start {
+    /// Who has the data directory, if somebody has.
+    pub holder: Option<Holder>,
+    /// Those of `listeners`, in their order.
+    pub listeners: Vec<Address>,
+    pub http: Address,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Holder {
+    /// `None`: it did not write it down.
+    pub pid: Option<u32>,
+    /// Who it is, in words.
+    pub said: String,
+}
+
+/// An address that the broker would listen on.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Address {
+    pub host: String,
+    /// As text, `HOST:PORT`.
+    pub asked: String,
+    pub port: u16,
+    pub open: Open,
+    /// Where it is taken or not allowed: a port of the same host that is neither.
+    pub free_port: Option<u16>,
+}
+
+/// Whether an address can be opened.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub enum Open {
+    #[default]
+    Yes,
+    Taken,
+    /// A port below 1024, without the right to it.
+    NotAllowed,
+    /// With the system's words: no such name, or an address of another host.
+    No(String),
 }
 
 /// What was measured on the disk.

@@ -1,8 +1,9 @@
 //! `camus doctor`: whether this disk and this host are fit for a broker with these settings. Changes nothing.
 //!
 //! In: the settings of `serve`, /proc, /sys, and a few seconds of writes to a file of its own. Out: a table or JSON,
-//! and the exit status: 0 all pass, 1 a warning, 2 a failure. `facts.rs` what is known; `reader.rs` where it is read;
-//! `checks/` what it means, each a function of the facts; `recorded.rs` hosts for tests.
+//! and the exit status: 0 all pass, 1 a warning, 2 a failure. `facts.rs` what is known; `reader.rs` where it is read,
+//! `addresses.rs` whether they can be opened; `checks/` what it means, each a function of the facts; `recorded.rs`
+//! hosts for tests.
 
 use crate::errors::{self, UserError};
 use crate::settings::{self, Settings};
@@ -10,7 +11,7 @@ use crate::waltest::{self, Meter};
 use crate::{data_dir, out};
 use camus_engine::io::floor;
 use checks::{Finding, Verdict};
-use facts::{Disk, Facts, Measured, Place, Wanted};
+use facts::{Disk, Facts, Holder, Measured, Place, Start, Wanted};
 use reader::Reader;
 use rustix::fs::{Access, access, fsync, major, minor, statvfs};
 use serde::Serialize;
@@ -20,6 +21,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+mod addresses;
 mod checks;
 pub mod facts;
 pub mod reader;
@@ -54,7 +56,7 @@ pub fn run(settings: &Settings, seconds: f64, json: bool) -> Result<u8, UserErro
 
 fn status(verdict: Verdict) -> u8 {
     match verdict {
-        Verdict::Pass => 0,
+        Verdict::Skip | Verdict::Pass => 0,
         Verdict::Warn => 1,
         Verdict::Fail => 2,
     }
@@ -83,6 +85,11 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
     let kernel = reader.kernel(floor::ring_probe().map_err(|error| error.to_string()));
     let host = reader.host(&here.cpus, &used);
     let disk = look_at_disk(&reader, &settings.data_dir);
+    let start = Start {
+        holder: holder(&disk),
+        listeners: settings.listeners.iter().map(|listener| addresses::tried("listeners", listener)).collect(),
+        http: addresses::tried("camus.http", &settings.http),
+    };
     let unfit = |kind: ErrorKind| errors::measure_io(&settings.data_dir, "looking for it", &kind.into());
     let measured = match &disk.place {
         // What is above it is no place for the data, and not ours to write to.
@@ -92,10 +99,21 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
     };
     let floor = match measured {
         Ok(measured) => Ok(measured),
-        Err(error) if error.code == errors::INTERRUPTED.code => return Err(error),
+        Err(error) if error.code == errors::INTERRUPTED.code => return Err(interrupted(&settings.data_dir, error)),
         Err(error) => Err((error.meaning, error.run)),
     };
-    Ok(Facts { wanted, disk, kernel, host, floor })
+    Ok(Facts { wanted, disk, kernel, host, start, floor })
+}
+
+/// In doctor's own words: the measurement is a part of other commands too.
+fn interrupted(data_dir: &Path, error: UserError) -> UserError {
+    let shown = data_dir.display();
+    UserError {
+        what: "doctor was interrupted".to_owned(),
+        place: format!("measuring the disk of {shown}"),
+        run: format!("camus doctor --data-dir {shown} --seconds 0.2   (the same, in a tenth of the time)"),
+        ..error
+    }
 }
 
 /// The floor, and the device's own count of flushes while it was measured one write at a time: those of several at once
@@ -112,6 +130,16 @@ fn measure(reader: &Reader, dir: &Path, seconds: f64, stop: &AtomicBool) -> Resu
     Ok(Measured { writes: floor.write_4k_us.count, flushes, floor, direct_align: meter.direct_align() })
 }
 
+/// Who has the data directory. Our own lock is shared and gone at once: nothing waits for it.
+fn holder(disk: &Disk) -> Option<Holder> {
+    if disk.place != Place::Directory {
+        return None;
+    }
+    let error = data_dir::hold_for_reading(&disk.looked_at).err()?;
+    let pid = error.run.strip_prefix("ps -fp ").and_then(|pid| pid.parse().ok());
+    (error.code == errors::DATA_DIR_LOCKED.code).then_some(Holder { pid, said: error.meaning })
+}
+
 fn look_at_disk(reader: &Reader, data_dir: &Path) -> Disk {
     let (place, looked_at) = place(data_dir);
     let number = fs::metadata(&looked_at).map(|found| found.dev()).ok();
@@ -122,6 +150,9 @@ fn look_at_disk(reader: &Reader, data_dir: &Path) -> Disk {
     let flushed = File::open(&looked_at).and_then(|dir| fsync(dir).map_err(Into::into));
     Disk {
         data_dir: data_dir.to_owned(),
+        user: reader.user(rustix::process::geteuid().as_raw()),
+        owner: fs::metadata(data_dir).ok().map(|found| reader.user(found.uid())),
+        foreign: is_foreign(data_dir),
         writable: access(&looked_at, Access::WRITE_OK | Access::EXEC_OK).is_ok(),
         mount: reader.mount(&looked_at),
         device: number.and_then(|number| reader.device(major(number), minor(number))),
@@ -165,6 +196,12 @@ fn core_dirs(data_dir: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(is_log).collect()
 }
 
+fn is_foreign(data_dir: &Path) -> bool {
+    let mut entries = fs::read_dir(data_dir).into_iter().flatten().flatten();
+    // A file system of its own is not empty either.
+    !data_dir.join(data_dir::IDENTITY_FILE).exists() && entries.any(|entry| entry.file_name() != "lost+found")
+}
+
 fn log_bytes(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum()
@@ -192,7 +229,7 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
             group = found.group;
             let of = match group {
                 "disk" => format!(" ({})", facts.disk.looked_at.display()),
-                "device" => facts
+                "device" if checks::is_a_place(facts) => facts
                     .disk
                     .device
                     .as_ref()
@@ -202,21 +239,29 @@ fn as_text(facts: &Facts, findings: &[Finding], verdict: Verdict) -> String {
             text.push_str(&format!("{group}{of}\n"));
         }
         let mark = match found.verdict {
+            Verdict::Skip => "----",
             Verdict::Pass => "pass",
             Verdict::Warn => "WARN",
             Verdict::Fail => "FAIL",
         };
         text.push_str(&format!("  {mark}  {:<width$}  {}\n", found.name, found.measured));
-        if let Some(fix) = &found.fix {
+        if let Some(command) = found.command() {
+            let label = if found.fix.is_some() { "  fix" } else { "  to see more" };
             text.push_str(&format!("        {:<width$}  {}\n", "  why", found.why));
-            text.push_str(&format!("        {:<width$}  {fix}\n", "  run"));
+            text.push_str(&format!("        {label:<width$}  {command}\n"));
         }
     }
     let count = |wanted| findings.iter().filter(|found| found.verdict == wanted).count();
     let (pass, warn, fail) = (count(Verdict::Pass), count(Verdict::Warn), count(Verdict::Fail));
+    let skipped = match count(Verdict::Skip) {
+        0 => String::new(),
+        skipped => format!(", {skipped} not known"),
+    };
     text.push_str(&match verdict {
-        Verdict::Pass => format!("all {pass} checks pass"),
-        Verdict::Warn | Verdict::Fail => format!("{pass} pass, {warn} warn, {fail} fail; nothing was changed"),
+        Verdict::Skip | Verdict::Pass => format!("all {pass} checks pass{skipped}"),
+        Verdict::Warn | Verdict::Fail => {
+            format!("{pass} pass, {warn} warn, {fail} fail{skipped}; nothing was changed")
+        }
     });
     text
 }
@@ -252,6 +297,20 @@ mod tests {
         assert_golden("doctor.txt", &format!("{fit}\n\n{unfit}\n\n{}", as_json(&facts, &findings, Verdict::Fail)));
     }
 
+    /// Lost if it fails: a start that is refused, and a doctor who did not know; or a broker that doctor keeps out.
+    #[test]
+    fn who_has_the_data_directory_is_known_and_it_is_left_to_him() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let disk = || look_at_disk(&Reader::here(), dir.path());
+        assert_eq!(holder(&disk()), None);
+        let held = data_dir::DataDir::open(dir.path()).expect("doctor does not keep it");
+        let found = holder(&disk()).expect("it is held");
+        assert_eq!(found.pid, Some(std::process::id()));
+        assert!(found.said.contains(&std::process::id().to_string()), "{}", found.said);
+        drop(held);
+        assert_eq!(holder(&disk()), None);
+    }
+
     /// Lost if it fails: another directory than the broker's is measured.
     #[test]
     fn the_nearest_directory_that_exists_is_looked_at() {
@@ -269,6 +328,9 @@ mod tests {
         fs::write(root.join("core-0/000001.wal"), [0; 5000]).expect("written");
         let disk = look_at_disk(&Reader::here(), &root);
         assert_eq!((disk.wal_bytes, disk.elsewhere.len(), disk.dir_flush.is_ok()), (5000, 0, true));
+        assert_eq!((disk.foreign, disk.owner.as_ref()), (true, Some(&disk.user)), "a log without an identity");
+        fs::write(root.join(data_dir::IDENTITY_FILE), "").expect("written");
+        assert!(!is_foreign(&root) && !is_foreign(&root.join("new")));
         assert!(disk.writable && disk.total_bytes >= disk.free_bytes && disk.total_bytes > 0);
     }
 }

@@ -76,6 +76,18 @@ impl Reader {
         text.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned()))
     }
 
+    /// The name of a user, or the number where /etc/passwd has none.
+    pub fn user(&self, uid: u32) -> String {
+        let number = uid.to_string();
+        let text = self.text("etc/passwd").unwrap_or_default();
+        let name = text.lines().find_map(|line| {
+            let mut parts = line.split(':');
+            let (name, _, id) = (parts.next()?, parts.next()?, parts.next()?);
+            (id == number).then(|| name.to_owned())
+        });
+        name.unwrap_or(number)
+    }
+
     /// The mount that this absolute path without links lies on.
     pub fn mount(&self, path: &Path) -> Option<Mount> {
         let text = self.text("proc/self/mountinfo")?;
@@ -254,6 +266,14 @@ mod tests {
         assert_eq!((device.scheduler.as_str(), device.model.as_str()), ("none", "SAMSUNG MZVL21T0HCLR-00B00"));
         assert_eq!(reader.flushes(259, 2), Some(4711));
         assert_eq!(reader.device(0, 44), None);
+    }
+
+    /// Lost if it fails: the advice gives the directory to nobody.
+    #[test]
+    fn a_user_has_a_name_or_a_number() {
+        let root = tree(&[("etc/passwd", "root:x:0:0:root:/root:/bin/sh\ncamus:x:104:99::/srv:/bin/false\n")]);
+        let reader = Reader::below(root.path());
+        assert_eq!([0, 104, 99].map(|uid| reader.user(uid)), ["root", "camus", "99"]);
     }
 
     /// Lost if it fails: the options of another mount are judged.

@@ -1,7 +1,7 @@
 //! For tests: a host on which every check passes, and trees of recorded files.
 
 use super::checks::{Finding, Verdict};
-use super::facts::{Device, Disk, Facts, Host, Kernel, Measured, Mount, Place, Wanted};
+use super::facts::{Address, Device, Disk, Facts, Host, Kernel, Measured, Mount, Open, Place, Start, Wanted};
 use crate::percentiles::Percentiles;
 use crate::settings::IoAsked;
 use crate::waltest::Floor;
@@ -24,8 +24,12 @@ pub fn judged(check: impl FnOnce(&Facts) -> Finding, change: impl FnOnce(&mut Fa
     let mut facts = facts();
     change(&mut facts);
     let found = check(&facts);
-    assert_eq!(found.fix.is_none(), found.verdict == Verdict::Pass, "what is wrong has its command: {found:?}");
+    assert_eq!(found.command().is_none(), found.verdict <= Verdict::Pass, "what is wrong has its command: {found:?}");
     found
+}
+
+fn address(host: &str, port: u16) -> Address {
+    Address { host: host.to_owned(), asked: format!("{host}:{port}"), port, open: Open::Yes, free_port: None }
 }
 
 /// Two cores of four CPUs on an NVMe drive with a volatile cache, XFS.
@@ -48,6 +52,9 @@ pub fn facts() -> Facts {
             place: Place::Directory,
             looked_at: PathBuf::from("/srv/camus"),
             writable: true,
+            user: "camus".to_owned(),
+            owner: Some("camus".to_owned()),
+            foreign: false,
             mount: Some(Mount {
                 point: "/srv".to_owned(),
                 kind: "xfs".to_owned(),
@@ -91,6 +98,7 @@ pub fn facts() -> Facts {
             swappiness: Some(60),
             swap_bytes: 0,
         },
+        start: Start { holder: None, listeners: vec![address("127.0.0.1", 9092)], http: address("127.0.0.1", 9644) },
         floor: Ok(Measured {
             floor: Floor { method: "write+fsync".to_owned(), write_4k_us, sequential_mb_per_s: 290.0 },
             writes: 10_000,

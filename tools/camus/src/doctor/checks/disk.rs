@@ -1,11 +1,14 @@
 //! The disk: where the data directory lies, and what its file system and its device say of themselves.
 
-use super::{About, Finding};
+use super::{About, Finding, Verdict};
 use crate::doctor::facts::{Facts, Mount, Place};
 use crate::out;
 
 const GROUP: &str = "disk";
 const DEVICE: &str = "device";
+const DATA_DIRECTORY: &str = "data directory";
+const MOUNT_OPTIONS: &str = "mount options";
+const FREE_SPACE: &str = "free space";
 /// A file system of which less is free is slow and full soon.
 const FREE_PERCENT_MIN: u64 = 15;
 /// Segments that a core takes at its start: the one it writes and its spares.
@@ -22,21 +25,45 @@ fn queue(facts: &Facts, file: &str) -> String {
     format!("/sys/block/{name}/queue/{file}")
 }
 
+/// Where another place must be found: the check that says why.
+pub fn no_place(facts: &Facts) -> Option<&'static str> {
+    let unfit = |found: Finding| (found.verdict == Verdict::Fail).then_some(found.name);
+    match facts.disk.place {
+        Place::NotADirectory | Place::Unreadable(_) => unfit(data_directory(facts)),
+        Place::Directory | Place::New { .. } => unfit(file_system(facts)),
+    }
+}
+
+/// Where nothing can be written, though the place is one: the check that says why.
+pub fn not_writable(facts: &Facts) -> Option<&'static str> {
+    match () {
+        () if is_read_only(facts) => Some(MOUNT_OPTIONS),
+        () if !facts.disk.writable => Some(DATA_DIRECTORY),
+        () if free_space(facts).verdict == Verdict::Fail => Some(FREE_SPACE),
+        () => None,
+    }
+}
+
+fn is_read_only(facts: &Facts) -> bool {
+    facts.disk.mount.as_ref().is_some_and(|mount| mount.options.iter().any(|option| option == "ro"))
+}
+
 pub fn data_directory(facts: &Facts) -> Finding {
     let why = "the broker makes it and must own it";
-    let about = About { group: GROUP, name: "data directory", why };
+    let about = About { group: GROUP, name: DATA_DIRECTORY, why };
     let (disk, shown) = (&facts.disk, facts.disk.data_dir.display());
     let looked_at = disk.looked_at.display();
     match &disk.place {
-        Place::NotADirectory => about.fail(format!("{shown} is not a directory"), format!("ls -ld {shown}")),
-        Place::Unreadable(error) => about.fail(format!("{shown}: {error}"), format!("namei -l {shown}")),
-        _ if !disk.writable => about.fail(
-            format!("{looked_at} can not be written by this user"),
-            match &disk.place {
-                Place::New { .. } => format!("sudo install -d -o $(id -un) {shown}"),
-                _ => format!("ls -ld {shown}; id   (who owns it, and who are you?)"),
-            },
+        Place::NotADirectory => about.because("the log's files lie in it").fail(
+            format!("{shown}: it, or what it is to lie in, is a file; name another --data-dir"),
+            "camus doctor --data-dir DIR   (a directory, or what is not there yet)",
         ),
+        Place::Unreadable(error) => about.fail(format!("{shown}: {error}"), access_for(facts)),
+        // Nobody can write there, whoever owns it.
+        _ if !disk.writable && is_read_only(facts) => about.see(MOUNT_OPTIONS),
+        _ if !disk.writable => {
+            about.fail(format!("{looked_at} can not be written by {}", disk.user), access_for(facts))
+        }
         Place::New { parent: false } => about.warn(
             format!("{shown} is not there, nor what it is to lie in; {looked_at} was looked at"),
             format!("mkdir -p {shown}"),
@@ -46,18 +73,43 @@ pub fn data_directory(facts: &Facts) -> Finding {
     }
 }
 
+/// The command that lets this user, or the right one, use the data directory.
+fn access_for(facts: &Facts) -> String {
+    let (disk, dir, user) = (&facts.disk, facts.disk.data_dir.display(), &facts.disk.user);
+    match (&disk.place, disk.owner.as_deref()) {
+        (Place::New { .. }, _) => format!("sudo install -d -o {user} {dir}"),
+        (_, None) => {
+            format!("camus doctor --data-dir DIR   (one that {user} can reach; what bars the way: namei -l {dir})")
+        }
+        (_, Some(owner)) if owner == user => format!("chmod u+rwx {dir}"),
+        // Whose it is may be the user of a broker: to take it away would stop that one.
+        (_, Some(owner)) if owner != "root" => {
+            format!("sudo -u {owner} camus doctor --data-dir {dir}   (to make it yours: sudo chown -R {user} {dir})")
+        }
+        (Place::Directory, _) if disk.foreign => {
+            format!("sudo install -d -o {user} {dir}/camus   (and name that: {dir} holds other things)")
+        }
+        (Place::Directory, _) => format!("sudo chown -R {user} {dir}"),
+        _ => format!("sudo chown -R {user} {dir}   (if nothing but Camus uses it; else name another --data-dir)"),
+    }
+}
+
 pub fn file_system(facts: &Facts) -> Finding {
     let why = "on ext4 and XFS an overwritten block is durable with one write; elsewhere it may not be at all";
     let about = About { group: GROUP, name: "file system", why };
+    if matches!(facts.disk.place, Place::NotADirectory | Place::Unreadable(_)) {
+        return about.see(DATA_DIRECTORY);
+    }
+    let gone = about.because("acknowledged records must be there after the next boot");
     let move_to = "camus doctor --data-dir DIR   (a directory of ext4 or XFS on a local disk)";
     let Some(Mount { kind, source, point, .. }) = &facts.disk.mount else {
-        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display()));
+        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display())).look();
     };
     let shown = format!("{kind} ({source} on {point})");
     match kind.as_str() {
         "ext4" | "xfs" => about.pass(shown),
-        "tmpfs" | "ramfs" => about.fail(format!("{shown}: memory, gone at the next boot"), move_to),
-        "overlay" => about.fail(format!("{shown}: gone with the container"), "docker run -v camus-data:/data ..."),
+        "tmpfs" | "ramfs" => gone.fail(format!("{shown}: memory, gone at the next boot"), move_to),
+        "overlay" => gone.fail(format!("{shown}: gone with the container"), "docker run -v camus-data:/data ..."),
         "nfs" | "nfs4" | "cifs" | "smb3" | "9p" | "ceph" | "glusterfs" | "virtiofs" => {
             about.fail(format!("{shown}: locks and flushes are another host's"), move_to)
         }
@@ -70,30 +122,50 @@ pub fn file_system(facts: &Facts) -> Finding {
 }
 
 pub fn mount_options(facts: &Facts) -> Finding {
-    let why = "without barriers a power cut takes acknowledged records; atime and discard add writes of their own";
-    let about = About { group: GROUP, name: "mount options", why };
+    let why = "barriers keep what was acknowledged; atime and discard add writes of their own";
+    let about = About { group: GROUP, name: MOUNT_OPTIONS, why };
     let Some(mount) = &facts.disk.mount else {
-        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display()));
+        return about.warn("unknown", format!("findmnt -T {}", facts.disk.looked_at.display())).look();
     };
     let has = |name: &str| mount.options.iter().any(|option| option == name);
     let point = mount_point(facts);
     let remount = |options: &str| format!("mount -o remount,{options} {point}   (and in /etc/fstab)");
     if let Some(off) = ["nobarrier", "barrier=0", "nobarriers"].iter().find(|option| has(option)) {
+        let about = about.because("without barriers a power cut takes acknowledged records");
         return about.fail(format!("{off}: no flush reaches the disk"), remount("barrier=1"));
     }
     if has("ro") {
-        return about.fail("ro: read-only", remount("rw"));
+        return about.because("the log is written there").fail("ro: read-only", remount("rw"));
     }
     match (has("noatime"), has("discard")) {
         (true, false) => about.pass("noatime"),
-        (true, true) => {
-            about.warn("discard: each freed block is trimmed beside the log's writes", remount("nodiscard"))
-        }
-        (false, false) => about.warn("no noatime: a read of a written segment writes its inode", remount("noatime")),
-        (false, true) => about.warn(
+        (true, true) => about
+            .because("trims wait in the same queue as the log's writes")
+            .warn("discard: each freed block is trimmed at once", remount("nodiscard")),
+        (false, false) => about
+            .because("such writes wait in the same queue as the log's")
+            .warn("no noatime: a read of a written segment writes its inode", remount("noatime")),
+        (false, true) => about.because("both add writes and trims beside the log's").warn(
             "no noatime, and discard: reads write inodes, freed blocks are trimmed at once",
             remount("noatime,nodiscard"),
         ),
+    }
+}
+
+pub fn lazy_times(facts: &Facts) -> Finding {
+    let why = "a second write, to the file system's journal, for records that were written already";
+    let about = About { group: GROUP, name: "lazytime", why };
+    let Some(mount) = &facts.disk.mount else { return about.skip("not known") };
+    let has = |name: &str| mount.options.iter().any(|option| option == name);
+    match mount.kind.as_str() {
+        "ext4" if is_read_only(facts) => about.see(MOUNT_OPTIONS),
+        "ext4" if has("lazytime") => about.pass("lazytime"),
+        // A write changes the file's mtime at each tick of the kernel's clock. What that costs was not measured here.
+        "ext4" => about.warn(
+            "no lazytime: each flush may write the inode as well, whose time the write has changed",
+            format!("mount -o remount,lazytime {}   (and in /etc/fstab)", mount.point),
+        ),
+        _ => about.pass("asked of ext4 only"),
     }
 }
 
@@ -102,7 +174,9 @@ pub fn directory_flush(facts: &Facts) -> Finding {
     let about = About { group: GROUP, name: "directory flush", why };
     match &facts.disk.dir_flush {
         Ok(()) => about.pass("works"),
-        Err(error) => about.fail(error.clone(), format!("findmnt -T {}", facts.disk.looked_at.display())),
+        // It can not even be opened.
+        Err(_) if !facts.disk.writable => about.see(not_writable(facts).unwrap_or(DATA_DIRECTORY)),
+        Err(error) => about.fail(error.clone(), format!("findmnt -T {}", facts.disk.looked_at.display())).look(),
     }
 }
 
@@ -114,14 +188,14 @@ pub fn one_file_system(facts: &Facts) -> Finding {
         Some(other) => {
             let dirs: Vec<String> = facts.disk.elsewhere.iter().map(|dir| dir.display().to_string()).collect();
             let measured = format!("on other ones: {}", dirs.join(", "));
-            about.warn(measured, format!("camus waltest {}", other.display()))
+            about.warn(measured, format!("camus waltest {}", other.display())).look()
         }
     }
 }
 
 pub fn free_space(facts: &Facts) -> Finding {
     let why = "a full disk refuses every produce; a nearly full one is slow";
-    let about = About { group: GROUP, name: "free space", why };
+    let about = About { group: GROUP, name: FREE_SPACE, why };
     let (disk, wanted) = (&facts.disk, &facts.wanted);
     let at_start = (SEGMENTS_AT_START * wanted.segment_bytes * wanted.cores.len() as u64).min(wanted.wal_limit_bytes);
     let more = |bytes: u64| bytes.saturating_sub(disk.wal_bytes);
@@ -129,8 +203,10 @@ pub fn free_space(facts: &Facts) -> Finding {
     let limit = out::bytes(wanted.wal_limit_bytes);
     let has = format!("{} free, {percent} %", out::bytes(disk.free_bytes));
     if disk.free_bytes < more(at_start) {
-        let measured = format!("{has}; a start takes {}", out::bytes(more(at_start)));
-        return about.fail(measured, format!("df -h {}", disk.looked_at.display()));
+        let (point, lacks) = (mount_point(facts), out::bytes(more(at_start) - disk.free_bytes));
+        let measured = format!("{has}; a start takes {}: free {lacks} on {point}", out::bytes(more(at_start)));
+        let fix = format!("du -xhd2 {point} | sort -h | tail   (what is large; or name a --data-dir on another disk)");
+        return about.fail(measured, fix).look();
     }
     if disk.free_bytes < more(wanted.wal_limit_bytes) {
         // A quarter less than what is there, so that there is room for others.
@@ -140,7 +216,7 @@ pub fn free_space(facts: &Facts) -> Finding {
     }
     if percent < FREE_PERCENT_MIN {
         let measured = format!("{has}: less than {FREE_PERCENT_MIN} %");
-        return about.warn(measured, format!("du -xh {} | sort -h | tail", mount_point(facts)));
+        return about.warn(measured, format!("du -xh {} | sort -h | tail", mount_point(facts))).look();
     }
     about.pass(format!("{has}; the log takes {limit} at most"))
 }
@@ -150,30 +226,36 @@ pub fn write_cache(facts: &Facts) -> Finding {
     let about = About { group: DEVICE, name: "write cache", why };
     let Some(device) = &facts.disk.device else {
         let fix = format!("findmnt -T {}; lsblk -s", facts.disk.looked_at.display());
-        return about.warn("the device below is not known: each write is followed by a flush", fix);
+        return about.warn("the device below is not known: each write is followed by a flush", fix).look();
     };
     let name = &device.name;
     match (device.write_cache.as_str(), device.fua.as_str()) {
         ("write through", _) => about.pass(format!("{name}: write through: no flush is needed")),
         ("write back", "1") => about.pass(format!("{name}: write back with FUA: a write is durable by itself")),
         ("write back", _) => about.pass(format!("{name}: write back without FUA: each write is followed by a flush")),
-        (other, _) => about.warn(
-            format!("{name}: '{other}' is not known: each write is followed by a flush"),
-            format!("cat {}", queue(facts, "write_cache")),
-        ),
+        (other, _) => about
+            .warn(
+                format!("{name}: '{other}' is not known: each write is followed by a flush"),
+                format!("cat {}", queue(facts, "write_cache")),
+            )
+            .look(),
     }
 }
 
 pub fn rotational(facts: &Facts) -> Finding {
     let about =
         About { group: DEVICE, name: "rotational", why: "a flush on a rotating disk takes a turn or two of it" };
-    let Some(device) = &facts.disk.device else { return about.pass("not known") };
-    let fast = facts.floor.as_ref().is_ok_and(|measured| measured.floor.write_4k_us.p50 < ROTATING_US_MIN);
-    match device.rotational.as_str() {
-        "1" if fast => about.pass("it says that it rotates, but is too fast for that (a virtual disk)"),
-        "1" => {
-            about.warn(format!("{} says that it does", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)")
+    let Some(device) = &facts.disk.device else { return about.skip("not known") };
+    let measured = facts.floor.as_ref().map(|measured| measured.floor.write_4k_us.p50);
+    match (device.rotational.as_str(), measured) {
+        ("1", Ok(us)) if us < ROTATING_US_MIN => {
+            about.pass("it says that it rotates, but is too fast for that (a virtual disk)")
         }
+        ("1", Ok(_)) => about
+            .warn(format!("{} says that it does", device.name), "lsblk -d -o NAME,ROTA,MODEL   (is there an SSD?)")
+            .look(),
+        // Virtual disks say so as well.
+        ("1", Err(_)) => about.skip("not known: it says that it rotates, but its speed was not measured"),
         _ => about.pass("no"),
     }
 }
@@ -181,32 +263,33 @@ pub fn rotational(facts: &Facts) -> Finding {
 pub fn scheduler(facts: &Facts) -> Finding {
     let why = "an SSD orders its requests itself; a scheduler only adds processor time and waits to them";
     let about = About { group: DEVICE, name: "scheduler", why };
-    let Some(device) = &facts.disk.device else { return about.pass("not known") };
-    match device.scheduler.as_str() {
-        "none" | "" => about.pass("none"),
+    let Some(device) = &facts.disk.device else { return about.skip("not known") };
+    match (device.scheduler.as_str(), rotational(facts).verdict) {
+        ("none" | "", _) => about.pass("none"),
+        (other, Verdict::Skip) => about.skip(format!("{other}; not known whether it helps: see rotational")),
+        (other, Verdict::Pass) => about.warn(other, format!("echo none > {}", queue(facts, "scheduler"))),
         // On a disk that rotates it helps.
-        other if rotational(facts).verdict != super::Verdict::Pass => about.pass(other),
-        other => about.warn(other, format!("echo none > {}", queue(facts, "scheduler"))),
+        (other, Verdict::Warn | Verdict::Fail) => about.pass(other),
     }
 }
 
 pub fn merges(facts: &Facts) -> Finding {
     let why = "the log's writes are whole groups: looking for neighbours to merge is for nothing on a fast drive";
     let about = About { group: DEVICE, name: "merges", why };
-    let Some(device) = &facts.disk.device else { return about.pass("not known") };
+    let Some(device) = &facts.disk.device else { return about.skip("not known") };
     match device.nomerges.as_str() {
         // Elsewhere the search is small beside what a request costs.
         "0" if device.name.starts_with("nvme") => {
             about.warn("nomerges is 0", format!("echo 2 > {}", queue(facts, "nomerges")))
         }
-        "" => about.pass("not known"),
+        "" => about.skip("not known"),
         other => about.pass(format!("nomerges is {other}")),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict::{self, Fail, Pass, Warn};
+    use super::super::Verdict::{self, Fail, Pass, Skip, Warn};
     use super::*;
     use crate::doctor::facts::Device;
     use crate::doctor::recorded::judged;
@@ -214,7 +297,7 @@ mod tests {
 
     fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
         let found = judged(check, change);
-        (found.verdict, found.fix.unwrap_or_default())
+        (found.verdict, found.command().cloned().unwrap_or_default())
     }
 
     /// Lost if it fails: a typing error in the path, found when the disk of the system is full.
@@ -227,6 +310,30 @@ mod tests {
         assert_eq!(at(Place::NotADirectory).0, Fail);
         assert_eq!(at(Place::Unreadable("Permission denied".to_owned())).0, Fail);
         assert_eq!(verdict(data_directory, |f| f.disk.writable = false).0, Fail);
+    }
+
+    /// Lost if it fails: another user's directory, given away by an advice.
+    #[test]
+    fn a_permission_is_mended_by_one_command_with_the_real_user_and_path() {
+        let denied = |place: Place, owner: Option<&str>, foreign: bool| {
+            let (found, fix) = verdict(data_directory, |f| {
+                (f.disk.writable, f.disk.place, f.disk.user) = (false, place, "ann".to_owned());
+                (f.disk.owner, f.disk.foreign) = (owner.map(str::to_owned), foreign);
+            });
+            assert_eq!(found, Fail);
+            fix
+        };
+        let unreadable = || Place::Unreadable("Permission denied".to_owned());
+        assert_eq!(denied(Place::New { parent: false }, None, false), "sudo install -d -o ann /srv/camus");
+        assert_eq!(denied(Place::Directory, Some("root"), false), "sudo chown -R ann /srv/camus");
+        assert_eq!(denied(Place::Directory, Some("ann"), true), "chmod u+rwx /srv/camus");
+        assert!(denied(Place::Directory, Some("root"), true).starts_with("sudo install -d -o ann /srv/camus/camus "));
+        for place in [Place::Directory, unreadable()] {
+            let fix = denied(place, Some("bob"), false);
+            assert!(fix.starts_with("sudo -u bob camus doctor --data-dir /srv/camus "), "{fix}");
+        }
+        assert!(denied(unreadable(), Some("root"), false).contains("if nothing but Camus uses it"));
+        assert!(denied(unreadable(), None, false).starts_with("camus doctor --data-dir DIR "));
     }
 
     /// Lost if it fails: records on a file system that keeps none of them.
@@ -257,9 +364,29 @@ mod tests {
         assert_eq!((both.0, both.1.starts_with("mount -o remount,noatime,nodiscard /srv")), (Warn, true));
         assert_eq!(with(&["rw", "noatime", "discard"]).0, Warn);
         assert_eq!(with(&["rw", "relatime"]).0, Warn);
+        let atime = judged(mount_options, |f| f.disk.mount.as_mut().expect("there").options = vec!["rw".to_owned()]);
+        assert!(!atime.why.contains("power cut"), "no record is lost by it: {}", atime.why);
         assert_eq!(with(&["rw", "noatime", "nobarrier"]).0, Fail);
         assert_eq!(with(&["rw", "noatime", "barrier=0"]).0, Fail);
         assert_eq!(with(&["ro", "noatime"]).0, Fail);
+    }
+
+    /// Lost if it fails: a disk that may have two writes to do for each one, and nobody knows.
+    #[test]
+    fn ext4_without_lazytime_is_named() {
+        let on = |kind: &str, options: &[&str]| {
+            verdict(lazy_times, |f| {
+                let mount = f.disk.mount.as_mut().expect("there");
+                mount.kind = kind.to_owned();
+                mount.options = options.iter().map(|option| (*option).to_owned()).collect();
+            })
+        };
+        let (found, fix) = on("ext4", &["rw", "noatime"]);
+        assert!(found == Warn && fix.starts_with("mount -o remount,lazytime /srv "), "noatime is another time: {fix}");
+        assert_eq!(on("ext4", &["rw", "relatime", "lazytime"]).0, Pass);
+        assert_eq!(on("xfs", &["rw", "noatime"]).0, Pass);
+        assert_eq!(on("ext4", &["ro"]).0, Skip, "that comes first");
+        assert_eq!(verdict(lazy_times, |f| f.disk.mount = None).0, Skip);
     }
 
     /// Lost if it fails: a start that is refused by the disk, seen only then.
@@ -267,6 +394,8 @@ mod tests {
     fn directory_flushes_work_and_all_logs_lie_on_the_disk() {
         assert_eq!(verdict(directory_flush, |f| f.disk.dir_flush = Err("EINVAL".to_owned())).0, Fail);
         assert_eq!(verdict(directory_flush, |_| {}).0, Pass);
+        let denied = |f: &mut Facts| (f.disk.writable, f.disk.dir_flush) = (false, Err("EACCES".to_owned()));
+        assert_eq!(verdict(directory_flush, denied).0, Skip, "its cause has a line of its own");
         let elsewhere = verdict(one_file_system, |f| f.disk.elsewhere = vec![PathBuf::from("/srv/camus/core-1")]);
         assert_eq!(elsewhere, (Warn, "camus waltest /srv/camus/core-1".to_owned()));
         assert_eq!(verdict(one_file_system, |_| {}).0, Pass);
@@ -309,8 +438,14 @@ mod tests {
             d.rotational = "1".to_owned();
             d.scheduler = "bfq".to_owned();
         };
-        assert_eq!(with(rotational, rotating).0, Warn);
-        assert_eq!(with(scheduler, rotating).0, Pass, "there it helps");
+        assert_eq!(with(rotational, rotating).0, Skip, "nothing was measured");
+        assert_eq!(with(scheduler, rotating).0, Skip, "nor can this be said then");
+        let slow = |f: &mut Facts| {
+            rotating(f.disk.device.as_mut().expect("there"));
+            f.floor.as_mut().expect("measured").floor.write_4k_us.p50 = 8_000.0;
+        };
+        assert_eq!(verdict(rotational, slow).0, Warn);
+        assert_eq!(verdict(scheduler, slow).0, Pass, "there it helps");
         let virtual_disk = |f: &mut Facts| f.disk.device.as_mut().expect("there").rotational = "1".to_owned();
         assert_eq!(verdict(rotational, virtual_disk).0, Pass, "50 us are no turn of a disk");
         assert_eq!(with(merges, |d| d.nomerges = "0".to_owned()).0, Warn);

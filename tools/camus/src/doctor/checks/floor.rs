@@ -1,10 +1,10 @@
 //! What was measured on the disk: how fast a durable write is, and whether it can be one.
 
-use super::{About, Finding};
+use super::{About, Finding, disk};
 use crate::doctor::facts::{Facts, Measured};
 use camus_engine::limits::BLOCK_BYTES;
 
-const GROUP: &str = "measured";
+pub const GROUP: &str = "measured";
 /// Above these a produce that waits for its flush is slow, us.
 const P50_US_MAX: f64 = 5_000.0;
 const P99_US_MAX: f64 = 20_000.0;
@@ -39,13 +39,16 @@ const PROTECTED: &[&str] = &[
 ];
 
 /// The command that takes a drive's volatile cache out of use, where there is one.
-fn cache_off(device: &str) -> String {
+fn cache_off(device: &str) -> Option<String> {
     match device {
-        nvme if nvme.starts_with("nvme") => format!("nvme set-feature /dev/{nvme} -f 6 -v 0"),
-        sata if sata.starts_with("sd") => format!("hdparm -W0 /dev/{sata}"),
-        _ => "virsh dumpxml NAME | grep cache   (on its host: 'none' or 'directsync', never 'unsafe')".to_owned(),
+        nvme if nvme.starts_with("nvme") => Some(format!("nvme set-feature /dev/{nvme} -f 6 -v 0")),
+        sata if sata.starts_with("sd") => Some(format!("hdparm -W0 /dev/{sata}")),
+        _ => None,
     }
 }
+
+/// A virtual disk's cache is its host's.
+const HOST_CACHE: &str = "virsh dumpxml NAME | grep cache   (on its host: 'none' or 'directsync', never 'unsafe')";
 
 fn tests_again(facts: &Facts) -> String {
     format!("camus waltest {}", facts.disk.looked_at.display())
@@ -56,7 +59,15 @@ pub fn floor(facts: &Facts) -> Finding {
     let about = About { group: GROUP, name: "floor", why };
     let measured = match &facts.floor {
         Ok(measured) => &measured.floor,
-        Err((why, run)) => return about.fail(format!("not measured: {why}"), run.clone()),
+        Err((why, run)) => {
+            return match disk::not_writable(facts) {
+                Some(cause) => about.see(cause),
+                None => about
+                    .because("without it nothing can be said of the speed of a broker here")
+                    .fail(format!("not measured: {why}"), run.clone())
+                    .look(),
+            };
+        }
     };
     let write = &measured.write_4k_us;
     let groups = if write.mean > 0.0 { 1e6 / write.mean } else { 0.0 };
@@ -65,7 +76,7 @@ pub fn floor(facts: &Facts) -> Finding {
         measured.method, write.p50, write.p99
     );
     match write.p50 > P50_US_MAX || write.p99 > P99_US_MAX {
-        true => about.warn(shown, tests_again(facts)),
+        true => about.warn(shown, tests_again(facts)).look(),
         false => about.pass(shown),
     }
 }
@@ -75,7 +86,7 @@ pub fn sequential(facts: &Facts, measured: &Measured) -> Finding {
     let about = About { group: GROUP, name: "bandwidth", why };
     let mb = measured.floor.sequential_mb_per_s;
     let shown = format!("1 MiB durable, four in flight: {mb:.0} MB/s");
-    if mb < SEQUENTIAL_MB_MIN { about.warn(shown, tests_again(facts)) } else { about.pass(shown) }
+    if mb < SEQUENTIAL_MB_MIN { about.warn(shown, tests_again(facts)).look() } else { about.pass(shown) }
 }
 
 pub fn direct_io(facts: &Facts, measured: &Measured) -> Finding {
@@ -87,10 +98,12 @@ pub fn direct_io(facts: &Facts, measured: &Measured) -> Finding {
         Some((memory, offset)) if offset > 0 && offset as usize <= BLOCK_BYTES && memory as usize <= BLOCK_BYTES => {
             about.pass(format!("aligned to {offset} bytes on the disk, {memory} in memory"))
         }
-        Some((memory, offset)) => about.fail(
-            format!("asks for blocks of {offset} bytes ({memory} in memory), the log's are {BLOCK_BYTES}"),
-            format!("lsblk -o NAME,PHY-SEC,LOG-SEC; findmnt -T {}", facts.disk.looked_at.display()),
-        ),
+        Some((memory, offset)) => about
+            .fail(
+                format!("asks for blocks of {offset} bytes ({memory} in memory), the log's are {BLOCK_BYTES}"),
+                format!("lsblk -o NAME,PHY-SEC,LOG-SEC; findmnt -T {}", facts.disk.looked_at.display()),
+            )
+            .look(),
     }
 }
 
@@ -99,7 +112,7 @@ pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
     let about = About { group: GROUP, name: "flush honesty", why };
     let Some(device) = &facts.disk.device else {
         let fix = format!("lsblk -s -o NAME,MODEL,TYPE; findmnt -T {}", facts.disk.looked_at.display());
-        return about.warn("the device below is not known, so nothing can be said of its cache", fix);
+        return about.warn("the device below is not known, so nothing can be said of its cache", fix).look();
     };
     if device.write_cache != "write back" {
         return about.pass(format!("{} says that it has no cache to lose ({})", device.name, device.write_cache));
@@ -108,23 +121,23 @@ pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
         && let Some(flushes) = measured.flushes
         && flushes * 100 < measured.writes * FLUSHES_PERCENT_MIN
     {
-        return about.fail(
-            format!("{flushes} flushes reached {} for {} durable writes", device.name, measured.writes),
-            format!("findmnt -no OPTIONS -T {}   (is there a nobarrier?)", facts.disk.looked_at.display()),
-        );
+        let fix = format!("findmnt -no OPTIONS -T {}   (is there a nobarrier?)", facts.disk.looked_at.display());
+        let shown = format!("{flushes} flushes reached {} for {} durable writes", device.name, measured.writes);
+        return about.fail(shown, fix).look();
     }
     let mean = measured.floor.write_4k_us.mean;
     let per_s = if mean > 0.0 { 1e6 / mean } else { 0.0 };
     let known = PROTECTED.iter().any(|model| device.model.starts_with(model));
     if per_s > FLUSHES_PER_S_MAX && !known {
         let model = if device.model.is_empty() { "no model is given" } else { &device.model };
-        return about.warn(
-            format!(
-                "{per_s:.0} flushes a second by a write-back cache: {} ({model}) has power-loss protection, or it lies",
-                device.name
-            ),
-            cache_off(&device.name),
+        let shown = format!(
+            "{per_s:.0} flushes a second by a write-back cache: {} ({model}) has power-loss protection, or it lies",
+            device.name
         );
+        return match cache_off(&device.name) {
+            Some(off) => about.warn(shown, off),
+            None => about.warn(shown, HOST_CACHE).look(),
+        };
     }
     let counted = measured.flushes.map_or(String::new(), |n| format!(", {n} flushes counted by the device"));
     about.pass(format!("{} flushes at a believable rate: {per_s:.0} a second{counted}", device.name))
@@ -134,7 +147,7 @@ pub fn honesty(facts: &Facts, measured: &Measured) -> Finding {
 mod tests {
     use super::super::Verdict::{self, Fail, Pass, Warn};
     use super::*;
-    use crate::doctor::facts::Measured;
+    use crate::doctor::facts::{Measured, Place};
     use crate::doctor::recorded::{facts, judged};
 
     fn verdict(check: fn(&Facts, &Measured) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
@@ -168,6 +181,48 @@ mod tests {
         assert_eq!(failed.len(), 1, "{failed:#?}");
         assert_eq!((failed[0].name, failed[0].verdict), ("floor", Fail));
         assert_eq!(failed[0].measured, "not measured: it is on a tmpfs");
+    }
+
+    /// Lost if it fails: a new user mends three things, two of which are none.
+    #[test]
+    fn one_cause_is_one_failure() {
+        type Change = fn(&mut Facts);
+        let not_a_directory: Change = |f| f.disk.place = Place::NotADirectory;
+        let unreadable: Change = |f| f.disk.place = Place::Unreadable("Permission denied".to_owned());
+        let not_ours: Change = |f| f.disk.writable = false;
+        let memory: Change = |f| f.disk.mount.as_mut().expect("there").kind = "tmpfs".to_owned();
+        let read_only: Change = |f| {
+            f.disk.writable = false;
+            f.disk.mount.as_mut().expect("there").options = vec!["ro".to_owned()];
+        };
+        let full: Change = |f| f.disk.free_bytes = 0;
+        for (change, cause) in [
+            (not_a_directory, "data directory"),
+            (unreadable, "data directory"),
+            (not_ours, "data directory"),
+            (memory, "file system"),
+            (read_only, "mount options"),
+            (full, "free space"),
+        ] {
+            let mut facts = facts();
+            facts.floor = Err(("it could not".to_owned(), "ls".to_owned()));
+            facts.disk.dir_flush = Err("Permission denied".to_owned());
+            facts.disk.device.as_mut().expect("there").rotational = "1".to_owned();
+            facts.host.load = Some(100.0);
+            change(&mut facts);
+            // A directory that is ours can be opened.
+            if facts.disk.writable {
+                facts.disk.dir_flush = Ok(());
+            }
+            let found = super::super::judge(&facts);
+            let named = |verdict| found.iter().filter(|f| f.verdict == verdict).map(|f| f.name).collect::<Vec<_>>();
+            assert_eq!(named(Fail), [cause], "{found:#?}");
+            assert_eq!(named(Warn), ["load"], "of {cause} no advice for what depends on it");
+            let floor = found.iter().find(|found| found.name == "floor").expect("it is told");
+            assert_eq!(floor.measured, format!("not looked at: see {cause}"));
+            let load = found.iter().find(|found| found.name == "load").expect("it is told");
+            assert!(!load.measured.contains("figures"), "there are none: {}", load.measured);
+        }
     }
 
     /// Lost if it fails: a drive with larger blocks than the log's is found out by the first failed write.

@@ -80,7 +80,7 @@ pub fn memory_limit(facts: &Facts) -> Finding {
     let fits = limit / 100 * MEMORY_PERCENT_MAX;
     let fix = format!("camus serve --set camus.memory={}MiB", (fits >> 20).max(1));
     match () {
-        () if limit == 0 => about.warn("how much there is is not known", "free -m"),
+        () if limit == 0 => about.warn("how much there is is not known", "free -m").look(),
         () if wanted > limit => about.fail(shown, fix),
         () if wanted > fits => about.warn(format!("{shown}: over {MEMORY_PERCENT_MAX} %"), fix),
         () => about.pass(shown),
@@ -93,9 +93,13 @@ pub fn load(facts: &Facts) -> Finding {
     match facts.host.load {
         None => about.pass("not known"),
         Some(load) if load <= cpus as f64 => about.pass(format!("{load:.1} on {cpus} CPUs")),
-        Some(load) => {
-            about.warn(format!("{load:.1} on {cpus} CPUs: the figures above are not the disk's alone"), "top")
+        Some(load) if facts.floor.is_ok() => {
+            about.warn(format!("{load:.1} on {cpus} CPUs: the figures above are not the disk's alone"), "top").look()
         }
+        Some(load) => about
+            .because("the broker's cores wait while others work")
+            .warn(format!("{load:.1} on {cpus} CPUs: more work than processors"), "top")
+            .look(),
     }
 }
 
@@ -155,7 +159,7 @@ mod tests {
 
     fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
         let found = judged(check, change);
-        (found.verdict, found.fix.unwrap_or_default())
+        (found.verdict, found.command().cloned().unwrap_or_default())
     }
 
     /// Lost if it fails: cores that stop each other, and latencies that nobody can explain.

@@ -19,7 +19,7 @@ pub fn version(facts: &Facts) -> Finding {
     match (numbers.next(), numbers.next()) {
         (Some(major), Some(minor)) if (major, minor) >= VERSION_MIN => about.pass(release),
         (Some(_), Some(_)) => about.warn(release, "apt-get install linux-image-amd64   (6.1 or newer), and a reboot"),
-        _ => about.warn(format!("'{release}' is no version"), "uname -r"),
+        _ => about.warn(format!("'{release}' is no version"), "uname -r").look(),
     }
 }
 
