@@ -29,9 +29,9 @@ def abuse(script, *words, seconds):
 def test_three_times_the_capacity_in_512_mib(tmp_path):
     """Lost otherwise: the process, to the kernel, when clients want more than it can do; or the service after that.
 
-    The figures of the full run (80 % of the peak, no pause of 2 s) are for a quiet machine. Here a fifth and 5 s, in one
-    of three runs: a host whose disk or CPUs stand still for seconds makes one fail. To be killed, to lose a connection
-    or not to come back fails at once.
+    The figures of the full run (80 % of the peak, no pause of 2 s) are for a quiet machine. Here a fifth and 5 s, in
+    one of three runs: a host whose disk or CPUs stand still for seconds makes one fail. To be killed, to lose a
+    connection or not to come back fails at once.
     """
     noise = ("goodput is", "nothing was acknowledged", "a small request waited")
     for last in (False, False, True):
