@@ -152,23 +152,6 @@ pub fn mount_options(facts: &Facts) -> Finding {
     }
 }
 
-pub fn lazy_times(facts: &Facts) -> Finding {
-    let why = "a second write, to the file system's journal, for records that were written already";
-    let about = About { group: GROUP, name: "lazytime", why };
-    let Some(mount) = &facts.disk.mount else { return about.skip("not known") };
-    let has = |name: &str| mount.options.iter().any(|option| option == name);
-    match mount.kind.as_str() {
-        "ext4" if is_read_only(facts) => about.see(MOUNT_OPTIONS),
-        "ext4" if has("lazytime") => about.pass("lazytime"),
-        // A write changes the file's mtime at each tick of the kernel's clock. What that costs was not measured here.
-        "ext4" => about.warn(
-            "no lazytime: each flush may write the inode as well, whose time the write has changed",
-            format!("mount -o remount,lazytime {}   (and in /etc/fstab)", mount.point),
-        ),
-        _ => about.pass("asked of ext4 only"),
-    }
-}
-
 pub fn directory_flush(facts: &Facts) -> Finding {
     let why = "a new file of the log is lost by a power cut if its name was not flushed";
     let about = About { group: GROUP, name: "directory flush", why };
@@ -369,24 +352,6 @@ mod tests {
         assert_eq!(with(&["rw", "noatime", "nobarrier"]).0, Fail);
         assert_eq!(with(&["rw", "noatime", "barrier=0"]).0, Fail);
         assert_eq!(with(&["ro", "noatime"]).0, Fail);
-    }
-
-    /// Lost if it fails: a disk that may have two writes to do for each one, and nobody knows.
-    #[test]
-    fn ext4_without_lazytime_is_named() {
-        let on = |kind: &str, options: &[&str]| {
-            verdict(lazy_times, |f| {
-                let mount = f.disk.mount.as_mut().expect("there");
-                mount.kind = kind.to_owned();
-                mount.options = options.iter().map(|option| (*option).to_owned()).collect();
-            })
-        };
-        let (found, fix) = on("ext4", &["rw", "noatime"]);
-        assert!(found == Warn && fix.starts_with("mount -o remount,lazytime /srv "), "noatime is another time: {fix}");
-        assert_eq!(on("ext4", &["rw", "relatime", "lazytime"]).0, Pass);
-        assert_eq!(on("xfs", &["rw", "noatime"]).0, Pass);
-        assert_eq!(on("ext4", &["ro"]).0, Skip, "that comes first");
-        assert_eq!(verdict(lazy_times, |f| f.disk.mount = None).0, Skip);
     }
 
     /// Lost if it fails: a start that is refused by the disk, seen only then.

@@ -103,7 +103,6 @@ const PLACE: &[fn(&Facts) -> Finding] = &[disk::data_directory, disk::file_syste
 /// Advice for the place: worth nothing where another one must be found.
 const DISK: &[fn(&Facts) -> Finding] = &[
     disk::mount_options,
-    disk::lazy_times,
     disk::directory_flush,
     disk::one_file_system,
     disk::free_space,
