@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -186,3 +187,26 @@ def test_a_broker_that_dies_ends_the_run(serve):
     finally:
         run.kill()
         broker.start()
+
+
+@pytest.mark.restarts
+def test_ctrl_c_while_the_broker_hangs_is_heard_and_says_what_is_left(serve):
+    """Lost otherwise: a minute of waiting, and a topic that is said to be gone and is not."""
+    broker = serve()
+    topic = fresh()
+    args = ["produce", "--bootstrap", broker.address, "--duration-s", "60", "--warmup-s", "0", "--topic", topic]
+    run = subprocess.Popen([binary(), "bench", *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(200):
+            if topic in topics(broker.address):
+                break
+        os.kill(broker.pid, signal.SIGSTOP)
+        run.send_signal(signal.SIGINT)
+        # The clean-up is given 2 s; the default --timeout-s would be 30 s.
+        _, said = run.communicate(timeout=20)
+        assert run.returncode == 130 and "CAM-0401" in said, said
+        assert f"deleting topic {topic}; Ctrl-C again to leave it" in said
+        assert f"topic {topic} is still there" in said and f"camus topic delete {topic}" in said
+    finally:
+        run.kill()
+        os.kill(broker.pid, signal.SIGCONT)

@@ -160,7 +160,8 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
     BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",
 "The broker does not offer an API that this command needs, or its answer does not decode.";
     INTERRUPTED = "CAM-0401", INTERRUPTED, "it was stopped",
-"Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed.";
+"Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed; what could not be removed in time
+(the topic of `camus bench`, if its broker does not answer) is named in the error, with the command that removes it.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
     BENCH_TOPIC = "CAM-0601", REFUSED, "the topic of a bench run is not as it should be",
@@ -646,7 +647,29 @@ pub fn bench_authentication(addr: &str) -> UserError {
 }
 
 pub fn bench_interrupted() -> UserError {
-    UserError { run: "camus bench ... --duration-s 3   (shorter)".to_owned(), ..interrupted() }
+    UserError {
+        done: "nothing was measured, and it left nothing".to_owned(),
+        run: "camus bench ... --duration-s 3   (shorter)".to_owned(),
+        ..interrupted()
+    }
+}
+
+/// After the run ended with `error`, its topic was deleted.
+pub fn bench_topic_deleted(error: UserError) -> UserError {
+    UserError { done: "ended the run and deleted its topic".to_owned(), ..error }
+}
+
+/// --keep-topic, and the run ended with `error`.
+pub fn bench_topic_kept(error: UserError, topic: &str, addr: &str) -> UserError {
+    let done = format!("ended the run; topic {topic} is still there, as --keep-topic asks");
+    UserError { done, run: format!("camus topic delete {topic} --bootstrap {addr}"), ..error }
+}
+
+/// The run ended with `error`, and the broker did not confirm that the topic is gone.
+pub fn bench_topic_left(error: UserError, topic: &str, addr: &str) -> UserError {
+    let done =
+        format!("ended; topic {topic} is still there, as far as is known: its broker did not say that it is gone");
+    UserError { done, run: format!("camus topic delete {topic} --bootstrap {addr}"), ..error }
 }
 
 pub fn bench_lost(addr: &str, why: &str) -> UserError {
@@ -655,7 +678,7 @@ pub fn bench_lost(addr: &str, why: &str) -> UserError {
         "the run was cut short",
         addr,
         why,
-        "ended; the topic may still be there",
+        "ended the run",
         format!("camus topic list --bootstrap {addr}   (does it still answer?)"),
     )
 }
@@ -793,6 +816,7 @@ mod tests {
             bench_leaders("camus-bench", "127.0.0.1:9092", 17, 10_000, 120),
             bench_authentication("127.0.0.1:9092"),
             bench_lost("127.0.0.1:9092", "it closed a connection"),
+            bench_topic_left(bench_interrupted(), "camus-bench", "127.0.0.1:9092"),
             bench_record("127.0.0.1:9092", "MESSAGE_TOO_LARGE", 2 << 20),
             bench_observed("process 4711", "No such file or directory (os error 2)", "pgrep -a camus   (or jps)"),
             bench_flags("--codec lz4 does not go with e2e", "the send time is in the record"),

@@ -19,6 +19,11 @@ pub fn error(error: &UserError) {
     eprintln!("{error}");
 }
 
+/// What a person should know while it goes on, on standard error.
+pub fn note(text: &str) {
+    eprintln!("{text}");
+}
+
 /// A line on the terminal's standard error that the next one overwrites. The caller knows that it is a terminal.
 pub fn progress(text: &str) {
     eprint!("\r\x1b[2K{text}");

@@ -48,10 +48,9 @@ pub struct Floor {
 /// whatever ends the process.
 ///
 /// # Errors
-/// Where the directory, its file system or its disk do not let it: each in its own words.
-pub fn floor(dir: &Path, seconds: f64) -> Result<Floor, UserError> {
-    let stop = AtomicBool::new(false);
-    let meter = Meter::open(dir, FILE_BYTES, &stop)?;
+/// Where the directory, its file system or its disk do not let it: each in its own words; and when `stop` is set.
+pub fn floor(dir: &Path, seconds: f64, stop: &AtomicBool) -> Result<Floor, UserError> {
+    let meter = Meter::open(dir, FILE_BYTES, stop)?;
     let (write_4k_us, _) = meter.broker(4 << 10, 1, seconds)?;
     let (_, sequential_mb_per_s) = meter.broker(1 << 20, 4, seconds)?;
     Ok(Floor { method: meter.method.to_string(), write_4k_us, sequential_mb_per_s })
@@ -307,7 +306,7 @@ mod tests {
     #[test]
     fn the_floor_is_measured_and_leaves_nothing() {
         let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
-        let floor = floor(dir.path(), 0.05).expect("measured");
+        let floor = floor(dir.path(), 0.05, &AtomicBool::new(false)).expect("measured");
         let written = &floor.write_4k_us;
         assert!(written.count > 0 && written.p50 > 0.0 && written.p50 <= written.p99 && written.p99 <= written.max);
         assert!(floor.sequential_mb_per_s > 0.0);
@@ -319,7 +318,7 @@ mod tests {
     #[test]
     fn what_can_not_be_measured_is_refused_in_its_own_words() {
         let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
-        let refused = |path: &Path| floor(path, 0.01).expect_err("refused");
+        let refused = |path: &Path| floor(path, 0.01, &AtomicBool::new(false)).expect_err("refused");
         let missing = refused(&dir.path().join("nowhere"));
         assert!(missing.code == "CAM-0109" && missing.run.starts_with("mkdir -p "), "{missing}");
         let file = dir.path().join("a-file");

@@ -113,7 +113,8 @@ pub struct BenchArgs {
     /// Measure the disk under this directory by itself, before and after (as `camus waltest` does).
     #[arg(long, value_name = "DIR")]
     pub floor_dir: Option<PathBuf>,
-    /// Seconds of each of the two measurements of --floor-dir.
+    /// Seconds of each cell of --floor-dir. There are two (4 KiB writes one at a time, 1 MiB writes four at a time),
+    /// before and after: four times so long in all.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub floor_s: f64,
     /// Write everything as JSON; - is standard output (then there is no text).
@@ -125,7 +126,8 @@ pub struct BenchArgs {
     /// Do not delete the topic afterwards.
     #[arg(long)]
     pub keep_topic: bool,
-    /// A request that is not answered for so long ends the run.
+    /// A request that is not answered for so long ends the run: of the load, and each of connecting, making the topic
+    /// and deleting it (after a signal that takes 2 s at most).
     #[arg(long, value_name = "S", default_value_t = 30)]
     pub timeout_s: u32,
     /// Bytes of an answer to a fetch.

@@ -16,11 +16,12 @@ use crate::errors::{self, UserError};
 use crate::percentiles::histogram;
 use crate::waltest::{self, Floor};
 use crate::{client, out};
+use client::Patience;
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Batches and requests that fill a topic before it is read.
@@ -30,6 +31,8 @@ const FILL_ATTEMPTS_MAX: usize = 20;
 const FILL_AGAIN: Duration = Duration::from_millis(250);
 /// The consumer of an end-to-end run waits for records this long, and gets them one by one if they come so.
 const CONSUMER_WAIT_MS: i32 = 500;
+/// Deleting the topic after a signal.
+const CLEAN_UP_AFTER_SIGNAL: Duration = Duration::from_secs(2);
 /// A load that ends by itself and not by the clock.
 const NO_END_NS: u64 = u64::MAX / 4;
 
@@ -65,6 +68,10 @@ impl Watched {
         Ok(Watched { pid: args.broker_pid, device, stop: waltest::stop_on_signals()? })
     }
 
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     fn sample(&self) -> Result<Sample, UserError> {
         Ok(Sample {
             client_s: process::own_cpu_s(),
@@ -83,24 +90,32 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     crate::process::raise_limits();
     let watched = Watched::find(args)?;
     let mut progress = Progress::new();
-    let mut cluster = Cluster::connect(&args.bootstrap, &args.topic)?;
+    let answer = Duration::from_secs(args.timeout_s.into());
+    let patience = Patience { answer, until: None, stop: Some(watched.stop.clone()) };
+    let stopped = |e| if watched.is_stopped() { errors::bench_interrupted() } else { e };
+    let mut cluster = Cluster::connect(&args.bootstrap, &args.topic, patience).map_err(stopped)?;
     let load_before = process::load();
-    let before = floor(args, &mut progress, "before")?;
+    let before = floor(args, &watched, &mut progress, "before")?;
     let measured = match topic(args, &mut cluster, &watched.stop, &mut progress) {
         Ok(()) => measure(args, &mut cluster, &watched, &mut progress),
         Err(e) => Err(e),
     };
-    let flush_messages = cluster.flush_messages();
-    if cluster.made && !args.keep_topic {
-        // If the run failed, its own error says more.
-        let deleted = cluster.delete_topic();
-        if measured.is_ok() {
-            deleted?;
-        }
-    }
-    let (measured, started) = measured?;
+    let flush_messages = if measured.is_ok() { cluster.flush_messages() } else { None };
+    let gone = clean_up(args, &mut cluster, &watched, &mut progress);
+    let (measured, started) = measured.map_err(|e| match gone {
+        Gone::Deleted => errors::bench_topic_deleted(stopped(e)),
+        Gone::Never => stopped(e),
+        Gone::Kept => errors::bench_topic_kept(stopped(e), &args.topic, &args.bootstrap),
+        Gone::Left(_) => errors::bench_topic_left(stopped(e), &args.topic, &args.bootstrap),
+    })?;
     let load_after = process::load();
-    let after = floor(args, &mut progress, "after")?;
+    let (after, mut late) = match floor(args, &watched, &mut progress, "after") {
+        Ok(after) => (after, None),
+        Err(e) => (None, Some(e)),
+    };
+    if let Gone::Left(e) = gone {
+        late = Some(errors::bench_topic_left(e, &args.topic, &args.bootstrap));
+    }
     progress.end();
     let recorder = &measured.recorder;
     if recorder.requests() == 0 {
@@ -122,12 +137,51 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
         }
         None => out::line(report::text(&report)),
     }
-    match &args.svg {
-        Some(file) => {
-            let label = format!("{} {}", report.mode_name(), args.bootstrap);
-            plot::write(file, &[plot::Run { label, distribution: report.distribution }])
-        }
+    if let Some(file) = &args.svg {
+        let label = format!("{} {}", report.mode_name(), args.bootstrap);
+        plot::write(file, &[plot::Run { label, distribution: report.distribution }])?;
+    }
+    match late {
+        Some(e) => Err(e),
         None => Ok(()),
+    }
+}
+
+/// What became of the topic.
+#[derive(Debug)]
+enum Gone {
+    /// It is not of this run.
+    Never,
+    /// It is of this run, and was to stay.
+    Kept,
+    Deleted,
+    /// It is of this run, or may be, and is there as far as is known.
+    Left(UserError),
+}
+
+/// Deletes the topic if it was made here. After a signal the person waits for it: then it takes no longer than
+/// [`CLEAN_UP_AFTER_SIGNAL`], and a signal that comes meanwhile ends it.
+fn clean_up(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress: &mut Progress) -> Gone {
+    if cluster.unsure {
+        return Gone::Left(errors::unreachable(&args.bootstrap, "it did not say whether it made the topic"));
+    }
+    if !cluster.made {
+        return Gone::Never;
+    }
+    if args.keep_topic {
+        return Gone::Kept;
+    }
+    let deleted = if watched.is_stopped() {
+        progress.end();
+        out::note(&format!("deleting topic {}; Ctrl-C again to leave it", args.topic));
+        // The flag is set already, and its second signal ends the process.
+        cluster.delete_topic(CLEAN_UP_AFTER_SIGNAL, None)
+    } else {
+        cluster.delete_topic(Duration::from_secs(args.timeout_s.into()), Some(watched.stop.clone()))
+    };
+    match deleted {
+        Ok(()) => Gone::Deleted,
+        Err(e) => Gone::Left(e),
     }
 }
 
@@ -140,10 +194,11 @@ fn check_writable(file: &Path) -> Result<(), UserError> {
     }
 }
 
-fn floor(args: &BenchArgs, progress: &mut Progress, when: &str) -> Result<Option<Floor>, UserError> {
+fn floor(args: &BenchArgs, watched: &Watched, progress: &mut Progress, when: &str) -> Result<Option<Floor>, UserError> {
     let Some(dir) = &args.floor_dir else { return Ok(None) };
-    progress.say(&format!("measuring the disk by itself ({when})"));
-    waltest::floor(dir, args.floor_s).map(Some)
+    progress.say(&format!("measuring the disk by itself ({when}, {} s)", 2.0 * args.floor_s));
+    let measured = waltest::floor(dir, args.floor_s, &watched.stop);
+    measured.map(Some).map_err(|e| if watched.is_stopped() { errors::bench_interrupted() } else { e })
 }
 
 fn topic(args: &BenchArgs, cluster: &mut Cluster, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
@@ -241,7 +296,7 @@ fn template_of(args: &BenchArgs, cluster: &Cluster, batch: &Batch) -> Result<Tem
 
 /// A connection of the load, to the broker of --bootstrap.
 fn connect(args: &BenchArgs) -> Result<TcpStream, UserError> {
-    let stream = client::open(&args.bootstrap)?;
+    let stream = client::open_within(&args.bootstrap, Duration::from_secs(args.timeout_s.into()))?;
     stream
         .set_nonblocking(true)
         .and_then(|()| stream.set_nodelay(true))
