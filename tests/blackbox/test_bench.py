@@ -162,11 +162,20 @@ def test_what_does_not_go_is_refused_before_anything_is_done(broker, tmp_path):
         (["fetch", *here, "--no-fill", "--topic", fresh()], 1, "CAM-0302"),
         (["produce", *here, "--record-bytes", 2_000_000], 1, "CAM-0604"),
         (["plot", tmp_path / "a.svg", tmp_path / "nowhere.json"], 2, "CAM-0607"),
+        (["plot", tmp_path / "a.json", tmp_path / "b.json"], 2, "CAM-0607"),
+        (["produce", *here, "--json", tmp_path], 2, "CAM-0607"),
     ]
     for args, status, code in cases:
         done = bench(*args)
         assert done.returncode == status and code in done.stderr, (args, done.returncode, done.stdout + done.stderr)
     assert "camus-bench" not in topics(broker.address)
+
+
+def test_a_report_is_printed_whatever_becomes_of_its_file(broker):
+    """Lost otherwise: a whole run, for a disk that was full at its end."""
+    done = bench("produce", *watched(broker), *SHORT, "--json", "/dev/full")
+    assert done.returncode == 2 and "CAM-0607" in done.stderr, done.stderr
+    assert "p99.9" in done.stdout
 
 
 @pytest.mark.restarts

@@ -182,8 +182,10 @@ about 1 MiB where nothing else was said.";
     BENCH_FLAGS = "CAM-0606", USAGE, "these flags do not go together",
 "Each flag is allowed alone, but not with the mode or with another flag. `camus bench --help` says which belong
 together.";
-    BENCH_FILE = "CAM-0607", USAGE, "a file of bench can not be read or written",
-"--json and --svg take a file in a directory that is there; `camus bench plot` reads what --json has written.";
+    BENCH_FILE = "CAM-0607", USAGE, "a file can not be read or written",
+"--json and --svg take a file that can be written; it is opened before the run, and what is in it stays until the run
+has ended well. `camus waltest --json` does the same. `camus bench plot OUT.svg RUN.json ...` reads what --json has
+written, and writes only to a name in .svg that is new or is an SVG already.";
     BENCH_NOTHING = "CAM-0608", REFUSED, "nothing was acknowledged",
 "Not one request of the measured time was answered with success. The broker's own names of the errors are given.";
     BENCH_SPREAD = "CAM-0609", USAGE, "the topic is led by more than one broker",
@@ -705,12 +707,20 @@ pub fn bench_flags(what: &str, why: &str) -> UserError {
 pub fn bench_file(path: &Path, why: &str) -> UserError {
     UserError::new(
         BENCH_FILE,
-        "a file of bench can not be read or written",
+        "a file can not be read or written",
         path.display().to_string(),
         why,
         "nothing was written there",
         format!("ls -l {}", path.display()),
     )
+}
+
+pub fn bench_plot_out(path: &Path, why: &str) -> UserError {
+    UserError {
+        what: "the plot would be written to what is no place for it".to_owned(),
+        run: "camus bench plot OUT.svg RUN.json ...   (OUT.svg comes first)".to_owned(),
+        ..bench_file(path, why)
+    }
 }
 
 pub fn bench_nothing(addr: &str, counted: &str) -> UserError {
@@ -821,6 +831,7 @@ mod tests {
             bench_observed("process 4711", "No such file or directory (os error 2)", "pgrep -a camus   (or jps)"),
             bench_flags("--codec lz4 does not go with e2e", "the send time is in the record"),
             bench_file(Path::new("run.json"), "No such file or directory (os error 2)"),
+            bench_plot_out(Path::new("run.json"), "its name does not end in .svg"),
             bench_nothing("127.0.0.1:9092", "NOT_LEADER_OR_FOLLOWER 17 times"),
             bench_spread("camus-bench", "127.0.0.1:9092"),
         ];

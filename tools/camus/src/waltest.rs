@@ -3,6 +3,7 @@
 //! What the broker adds to it is what Camus costs; below it nothing that keeps its word can be. The engine writes
 //! ([`camus_engine::io::floor`]); here is what is measured and how it is told.
 
+use crate::bench::Output;
 use crate::doctor::facts::Device;
 use crate::doctor::reader::Reader;
 use crate::errors::{self, UserError, exit};
@@ -13,8 +14,7 @@ use camus_engine::io::{DurableMethod, uring};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -152,14 +152,13 @@ fn name(how: How) -> &'static str {
 /// `camus waltest`: every method, size and depth; rows as they are measured, or JSON.
 pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Result<(), UserError> {
     let unwritten = |to: &str| {
-        // What is missing is what it is to lie in.
-        let path = Path::new(to).parent().unwrap_or(Path::new(to)).to_owned();
-        move |error: io::Error| errors::measure_io(&path, "writing the report", &error)
+        let path = PathBuf::from(to);
+        move |error: io::Error| errors::bench_file(&path, &error.to_string())
     };
     // Before a minute goes by for nothing.
     let mut file = match json {
         None | Some("-") => None,
-        Some(to) => Some(File::create(to).map_err(unwritten(to))?),
+        Some(to) => Some(Output::open(Path::new(to)).map_err(unwritten(to))?),
     };
     let stop = stop_on_signals()?;
     let meter = Meter::open(dir, file_bytes, &stop)?;
@@ -234,7 +233,7 @@ pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Res
     let text = serde_json::to_string_pretty(&report).expect("plain data");
     match &mut file {
         None => out::line(text),
-        Some(file) => writeln!(file, "{text}").map_err(unwritten(to))?,
+        Some(file) => file.write(&format!("{text}\n")).map_err(unwritten(to))?,
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Latency by percentile as an SVG, as HdrHistogram's plots have it: the further right, the rarer; both axes are
 //! logarithmic, so that the tail is as large as the middle.
 
+use super::output;
 use crate::errors::{self, UserError};
 use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, WHITE};
@@ -41,13 +42,22 @@ pub fn files(out: &Path, files: &[PathBuf], labels: &[String]) -> Result<(), Use
             "--label goes with the files in their order",
         ));
     }
+    let wrong = |why: &str| Err(errors::bench_plot_out(out, why));
+    if out.extension().is_none_or(|e| !e.eq_ignore_ascii_case("svg")) {
+        return wrong("its name does not end in .svg");
+    }
+    if files.iter().any(|file| output::is_same(out, file)) {
+        return wrong("it is one of the runs");
+    }
+    output::check_svg(out)?;
     let mut runs = Vec::with_capacity(files.len());
     for (i, file) in files.iter().enumerate() {
         let stem = || file.file_stem().map_or_else(|| file.display().to_string(), |s| s.to_string_lossy().into_owned());
         let label = labels.get(i).cloned().unwrap_or_else(stem);
         runs.push(Run { label, distribution: read(file)? });
     }
-    write(out, &runs)
+    let svg = draw(&runs).map_err(|why| errors::bench_file(out, &why))?;
+    std::fs::write(out, svg).map_err(|e| errors::bench_file(out, &e.to_string()))
 }
 
 /// The distribution in a file that `--json` has written.
@@ -61,12 +71,6 @@ fn read(file: &Path) -> Result<Vec<(f64, f64)>, UserError> {
         true => Ok(points),
         false => Err(wrong("its distribution is empty")),
     }
-}
-
-/// Draws the runs. Each line ends at its last percentile below 100.
-pub fn write(file: &Path, runs: &[Run]) -> Result<(), UserError> {
-    let svg = draw(runs).map_err(|why| errors::bench_file(file, &why))?;
-    std::fs::write(file, svg).map_err(|e| errors::bench_file(file, &e.to_string()))
 }
 
 /// One in how many requests is slower than percentile `percentile`.
@@ -94,7 +98,8 @@ fn latency(us: f64) -> String {
     }
 }
 
-fn draw(runs: &[Run]) -> Result<String, String> {
+/// Draws the runs. Each line ends at its last percentile below 100.
+pub fn draw(runs: &[Run]) -> Result<String, String> {
     let lines: Vec<Vec<(f64, f64)>> = runs
         .iter()
         .map(|run| run.distribution.iter().filter(|p| p.0 < 100.0).map(|p| (one_in(p.0), p.1.max(0.1))).collect())
@@ -171,6 +176,12 @@ mod tests {
         assert!(svg.contains("first &lt;1&gt;") && svg.contains("\nb\n"), "{svg}");
         assert!(svg.contains("99.9%"), "{svg}");
         assert!(svg.matches("<polyline").count() >= 4, "two lines and two legends");
+        for (wrong, inputs) in [(&a, vec![out.clone()]), (&out, vec![a.clone(), out.clone()])] {
+            assert_eq!(files(wrong, &inputs, &[]).expect_err("a result is not overwritten").code, "CAM-0607");
+        }
+        let result = dir.path().join("result.svg");
+        std::fs::write(&result, "{}").expect("written");
+        assert_eq!(files(&result, std::slice::from_ref(&a), &[]).expect_err("no SVG").code, "CAM-0607");
         std::fs::write(&a, "{}").expect("a");
         assert_eq!(files(&out, &[a], &[]).expect_err("no distribution").code, "CAM-0607");
         assert_eq!(files(&out, &[dir.path().join("c")], &[]).expect_err("no file").code, "CAM-0607");

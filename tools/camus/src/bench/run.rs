@@ -8,6 +8,7 @@ use super::encode::{self, Batch, BatchSpec, Template};
 use super::fetch::{Asking, Fetcher};
 use super::flags::{BenchArgs, Mode};
 use super::load::{Schedule, Share, Window, partitions_of};
+use super::output::{self, Output};
 use super::process::{self, Usage};
 use super::report::{self, Report};
 use super::stats::Recorder;
@@ -84,9 +85,7 @@ impl Watched {
 /// Does what was asked for and prints what came of it.
 pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     args.check()?;
-    for file in [&args.json, &args.svg].into_iter().flatten().filter(|f| f.as_os_str() != "-") {
-        check_writable(file)?;
-    }
+    let files = Files::open(args)?;
     crate::process::raise_limits();
     let watched = Watched::find(args)?;
     let mut progress = Progress::new();
@@ -128,22 +127,57 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
         .with_host(load_before, load_after)
         .with_floor(before, after)
         .with_flush_messages(flush_messages);
-    let text = report.json();
-    match &args.json {
-        Some(file) if file.as_os_str() == "-" => out::line(&text),
-        Some(file) => {
-            std::fs::write(file, format!("{text}\n")).map_err(|e| errors::bench_file(file, &e.to_string()))?;
-            out::line(report::text(&report));
-        }
-        None => out::line(report::text(&report)),
-    }
-    if let Some(file) = &args.svg {
-        let label = format!("{} {}", report.mode_name(), args.bootstrap);
-        plot::write(file, &[plot::Run { label, distribution: report.distribution }])?;
-    }
+    let written = files.write(args, report);
     match late {
         Some(e) => Err(e),
-        None => Ok(()),
+        None => written,
+    }
+}
+
+/// Where the results go, besides the terminal.
+#[derive(Debug)]
+struct Files {
+    json: Option<Output>,
+    svg: Option<Output>,
+}
+
+impl Files {
+    /// Before a long run: each can be written.
+    fn open(args: &BenchArgs) -> Result<Files, UserError> {
+        let open = |file: &Path| Output::open(file).map_err(|e| errors::bench_file(file, &e.to_string()));
+        let json = args.json.as_deref().filter(|file| file.as_os_str() != "-");
+        if let Some(svg) = &args.svg {
+            output::check_svg(svg)?;
+            if json.is_some_and(|json| output::is_same(json, svg)) {
+                return Err(errors::bench_file(svg, "--json and --svg name the same file"));
+            }
+        }
+        Ok(Files { json: json.map(open).transpose()?, svg: args.svg.as_deref().map(open).transpose()? })
+    }
+
+    /// What a person reads comes first: it is there whatever becomes of the files.
+    fn write(self, args: &BenchArgs, report: Report) -> Result<(), UserError> {
+        let Files { json, svg } = self;
+        let text = report.json();
+        let failed = |file: &Path| {
+            let file = file.to_owned();
+            move |e: std::io::Error| errors::bench_file(&file, &e.to_string())
+        };
+        match args.json.as_deref() {
+            Some(file) if file.as_os_str() == "-" => out::line(&text),
+            _ => out::line(report::text(&report)),
+        }
+        let written = match (json, args.json.as_deref()) {
+            (Some(mut json), Some(file)) => json.write(&format!("{text}\n")).map_err(failed(file)),
+            _ => Ok(()),
+        };
+        if let (Some(mut svg), Some(file)) = (svg, args.svg.as_deref()) {
+            let label = format!("{} {}", report.mode_name(), args.bootstrap);
+            let run = plot::Run { label, distribution: report.distribution };
+            let drawn = plot::draw(&[run]).map_err(|why| errors::bench_file(file, &why))?;
+            svg.write(&drawn).map_err(failed(file))?;
+        }
+        written
     }
 }
 
@@ -182,15 +216,6 @@ fn clean_up(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress
     match deleted {
         Ok(()) => Gone::Deleted,
         Err(e) => Gone::Left(e),
-    }
-}
-
-/// Before a long run: is there a directory for its file?
-fn check_writable(file: &Path) -> Result<(), UserError> {
-    let dir = file.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match dir.is_dir() {
-        true => Ok(()),
-        false => Err(errors::bench_file(file, &format!("{} is no directory", dir.display()))),
     }
 }
 
