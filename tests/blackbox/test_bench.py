@@ -178,6 +178,29 @@ def test_a_report_is_printed_whatever_becomes_of_its_file(broker):
     assert "p99.9" in done.stdout
 
 
+def test_an_answer_that_can_not_be_written_is_no_success(broker, tmp_path):
+    """Lost otherwise: a result, and a script goes on as if it had one."""
+    commands = [
+        ["bench", "produce", *watched(broker), *SHORT],
+        ["waltest", tmp_path, "--seconds", "0.05"],
+        ["doctor", "--data-dir", tmp_path, "--seconds", "0.1"],
+    ]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CAMUS_")}
+    for command in commands:
+        command = [binary(), *map(str, command)]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90, env=env)
+        assert done.returncode == 2 and "CAM-0403" in done.stderr, (command, done)
+    # A reader that has gone away is no failure.
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        gone = subprocess.run([binary(), "explain", "CAM-0601"], stdout=write, stderr=subprocess.PIPE, timeout=30)
+    finally:
+        os.close(write)
+    assert gone.returncode == 0 and gone.stderr == b"", gone
+
+
 @pytest.mark.restarts
 def test_a_broker_that_dies_ends_the_run(serve):
     """Lost otherwise: a figure of a run in which the broker was gone, or a client that waits for ever."""

@@ -164,6 +164,9 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
 (the topic of `camus bench`, if its broker does not answer) is named in the error, with the command that removes it.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
+    STDOUT = "CAM-0403", USAGE, "standard output can not be written",
+"The answer was there and could not be written: a full disk behind `> FILE`, for instance. A reader that goes away
+(`camus wal dump DIR | head`) is no error.";
     BENCH_TOPIC = "CAM-0601", REFUSED, "the topic of a bench run is not as it should be",
 "`camus bench` makes its topic, and takes one that is there if it has as many partitions as --partitions says. It does
 not change or delete a topic that it did not make: name another one with --topic, delete it yourself, or ask for as
@@ -745,6 +748,17 @@ pub fn bench_spread(topic: &str, addr: &str) -> UserError {
     )
 }
 
+pub fn stdout_unwritten(error: &std::io::Error) -> UserError {
+    UserError::new(
+        STDOUT,
+        "standard output can not be written",
+        "standard output",
+        error.to_string(),
+        "ended; the answer is lost",
+        "ls -l /proc/self/fd/1; df -h .   (the same redirection: is there room?)",
+    )
+}
+
 pub fn unknown_code(code: &str) -> UserError {
     let nearest = CODES.iter().map(|c| c.code).min_by_key(|c| strsim::damerau_levenshtein(c, &code.to_uppercase()));
     UserError::new(
@@ -834,6 +848,7 @@ mod tests {
             bench_plot_out(Path::new("run.json"), "its name does not end in .svg"),
             bench_nothing("127.0.0.1:9092", "NOT_LEADER_OR_FOLLOWER 17 times"),
             bench_spread("camus-bench", "127.0.0.1:9092"),
+            stdout_unwritten(&std::io::Error::from_raw_os_error(28)),
         ];
         let text: Vec<String> = errors.iter().map(|e| format!("{e}\n  (exit status {})\n", e.status)).collect();
         assert_golden("errors.txt", &text.join("\n"));
