@@ -19,6 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+const FLUSH_MESSAGES: &str = "flush.messages";
+/// A setting of topics that no other broker has.
+const CAMUS_MODE: &str = "camus.mode";
 /// Topics have ids instead of names in later versions of Produce and Fetch.
 const NEWEST_WITH_NAMES: i16 = 12;
 /// Kafka's resource type of a topic.
@@ -44,6 +47,17 @@ pub struct Cluster {
     pub made: bool,
     /// It was asked for here, and no answer came.
     pub unsure: bool,
+}
+
+/// What the broker says of the topic.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Says {
+    /// It answered.
+    pub asked: bool,
+    /// After how many records it says that it flushes; None: it does not set it.
+    pub flush_messages: Option<String>,
+    /// The other side is a Camus, which flushes whatever `flush.messages` is.
+    pub camus: bool,
 }
 
 /// A wait for the broker that has an end.
@@ -283,15 +297,25 @@ impl Cluster {
         Ok((offsets, first))
     }
 
-    /// The topic's `flush.messages`, if the broker tells: after how many records it says that it flushes.
-    pub fn flush_messages(&mut self) -> Option<String> {
+    /// What the topic's settings say of flushing, if the broker tells.
+    pub fn says(&mut self) -> Says {
+        self.ask_says().unwrap_or_default()
+    }
+
+    fn ask_says(&mut self) -> Option<Says> {
         let resource = DescribeConfigsResource::default()
             .with_resource_type(RESOURCE_TOPIC)
             .with_resource_name(StrBytes::from_string(self.topic.clone()))
-            .with_configuration_keys(Some(vec![StrBytes::from_static_str("flush.messages")]));
+            .with_configuration_keys(Some([FLUSH_MESSAGES, CAMUS_MODE].map(StrBytes::from_static_str).to_vec()));
         let (answer, _) = self.client.ask(&DescribeConfigsRequest::default().with_resources(vec![resource]), 4).ok()?;
-        let config = answer.results.first()?.configs.iter().find(|c| c.name.as_str() == "flush.messages")?;
-        config.value.as_ref().map(|value| value.as_str().to_owned())
+        let configs = &answer.results.first()?.configs;
+        let value = |name: &str| {
+            let config = configs.iter().find(|c| c.name.as_str() == name)?;
+            config.value.as_ref().map(|value| value.as_str().to_owned())
+        };
+        // Kafka's default is the largest long: never.
+        let flush_messages = value(FLUSH_MESSAGES).filter(|value| value.parse() != Ok(i64::MAX));
+        Some(Says { asked: true, flush_messages, camus: value(CAMUS_MODE).is_some() })
     }
 
     /// On a connection of its own: on the one before, an answer may be on its way that nobody waits for any more.

@@ -1,5 +1,6 @@
 //! What a run came to: the JSON that scripts read, and the text that a person reads.
 
+use super::cluster::Says;
 use super::device::Device;
 use super::flags::{BenchArgs, Mode};
 use super::run::{Measured, Sample};
@@ -91,7 +92,7 @@ pub struct Report {
     pub device: Option<DeviceUse>,
     pub broker: Option<Broker>,
     pub floor: Option<Floors>,
-    /// The topic's `flush.messages`, as the broker tells it.
+    /// The topic's `flush.messages`, as the broker tells it; null where it never flushes for a count of records.
     pub flush_messages: Option<String>,
     /// What is known of whether the other side flushed before it answered.
     pub durability: String,
@@ -149,10 +150,10 @@ impl Report {
         self
     }
 
-    pub fn with_flush_messages(mut self, says: Option<String>) -> Report {
-        self.flush_messages = says;
+    pub fn with_says(mut self, says: Says) -> Report {
         let outstanding = self.settings.connections * self.settings.in_flight();
-        self.durability = durability(self.mode, self.device.as_ref(), outstanding, self.flush_messages.as_deref());
+        self.durability = durability(self.mode, self.device.as_ref(), outstanding, &says);
+        self.flush_messages = says.flush_messages;
         self
     }
 
@@ -217,14 +218,16 @@ fn broker(pid: Option<u32>, marks: &[Sample; 2]) -> Option<Broker> {
 /// In a sentence or two, what was seen. One flush covers at most what is `outstanding`, so that many requests for a
 /// flush is the least of a broker that flushes before it answers. The counters are the whole device's: that it flushed
 /// proves less than that it did not.
-fn durability(mode: Mode, device: Option<&DeviceUse>, outstanding: usize, says: Option<&str>) -> String {
+fn durability(mode: Mode, device: Option<&DeviceUse>, outstanding: usize, says: &Says) -> String {
     const NOT_COMPARABLE: &str = "its figures are not comparable with an fsyncing broker.";
-    let says = match says {
-        Some("1") => " Its topic says flush.messages=1: it means to flush each append.".to_owned(),
-        Some(says) if says.parse() == Ok(i64::MAX) => " Its topic does not set flush.messages.".to_owned(),
-        Some(says) => format!(" Its topic says flush.messages={says}."),
-        None => String::new(),
+    let says = match (says.flush_messages.as_deref(), says.camus) {
+        (_, true) => " It is a Camus, which means to flush before it answers.".to_owned(),
+        (Some("1"), _) => " Its topic says flush.messages=1: it means to flush each append.".to_owned(),
+        (Some(says), _) => format!(" Its topic says flush.messages={says}."),
+        (None, _) if says.asked => " Its topic does not set flush.messages: a Kafka does not flush then.".to_owned(),
+        (None, _) => String::new(),
     };
+    let needed = format!("with {outstanding} outstanding it takes {:.4} or more", 1.0 / outstanding.max(1) as f64);
     let least = (FLUSHES_SURE / outstanding.max(1) as f64).max(FLUSHES_MIN);
     let seen = match device {
         _ if mode == Mode::Fetch => return "not a matter of reading".to_owned(),
@@ -234,18 +237,22 @@ fn durability(mode: Mode, device: Option<&DeviceUse>, outstanding: usize, says: 
             d.name, d.writes_per_request
         ),
         Some(d) if !d.write_back || d.fua => format!(
-            "{} needs no flushes to be durable ({}), so they say nothing; {:.3} writes for each acknowledged request.",
+            "{} needs no flushes to be durable ({}), so they say nothing; {:.3} writes of the whole disk, by \
+             whomever, for each acknowledged request.",
             d.name,
             if d.fua { "it takes writes past its cache" } else { "its cache is write-through" },
             d.writes_per_request
         ),
         Some(d) if d.flushes_per_request < least => format!(
-            "the other side did not flush before answering ({:.4} flushes a request, and with {outstanding} \
-             outstanding it takes {:.4} or more): {NOT_COMPARABLE}",
+            "the other side did not flush before answering ({:.4} flushes a request, and {needed}): {NOT_COMPARABLE}",
             d.flushes_per_request,
-            1.0 / outstanding.max(1) as f64
         ),
-        Some(d) => format!("{:.3} flushes of {} for each acknowledged request.", d.flushes_per_request, d.name),
+        Some(d) => format!(
+            "{:.3} flushes of {} for each acknowledged request, and {needed}. This does not show that it flushes: they \
+             are the whole disk's, others may have. `strace -c -f -e trace=fsync,fdatasync -p PID` of a broker that \
+             flushes by system calls, or a run on an idle disk, can tell.",
+            d.flushes_per_request, d.name
+        ),
     };
     format!("{seen}{says}")
 }
@@ -293,7 +300,12 @@ pub fn text(report: &Report) -> String {
     }
     if let Some(d) = &report.device {
         let per = format!("{:.3} flushes and {:.3} writes a request", d.flushes_per_request, d.writes_per_request);
-        fact("device", format!("{}   {per}   {:.2} bytes a byte", d.name, d.bytes_per_acked_byte));
+        fact("device", format!("{}   {per}   {:.2} bytes an acknowledged byte", d.name, d.bytes_per_acked_byte));
+    }
+    if let Some(written) = report.broker.and_then(|b| b.write_bytes).filter(|_| report.mode != Mode::Fetch) {
+        let per_byte = written as f64 / report.bytes.max(1) as f64;
+        let what = "of its own (/proc/PID/io)";
+        fact("broker wrote", format!("{}   {per_byte:.2} bytes an acknowledged byte, {what}", out::bytes(written)));
     }
     if let Some(floors) = &report.floor {
         let shown = |f: &Option<Floor>| f.as_ref().map_or("-".to_owned(), |f| format!("{:.0}", f.sequential_mb_per_s));
@@ -362,7 +374,7 @@ mod tests {
     /// Lost if it fails: the warning that a broker answers before it flushes, or the trust in it.
     #[test]
     fn who_can_not_have_flushed_is_named_and_nobody_else() {
-        let said = |d: &DeviceUse, outstanding| durability(Mode::Produce, Some(d), outstanding, None);
+        let said = |d: &DeviceUse, outstanding| durability(Mode::Produce, Some(d), outstanding, &Says::default());
         assert!(said(&device(1.02, 2.0), 1).starts_with("1.020 flushes of vda"));
         assert!(said(&device(0.03, 2.0), 40).starts_with("0.030 flushes of vda"), "one flush for all that wait");
         for (flushes, outstanding) in [(0.06, 1), (0.01, 40), (0.0, 100_000)] {
@@ -371,7 +383,15 @@ mod tests {
         assert!(said(&device(0.0, 0.01), 1).starts_with("the other side did not write to vda"));
         let through = DeviceUse { write_back: false, ..device(0.0, 1.5) };
         assert!(said(&through, 1).starts_with("vda needs no flushes"), "not countable is not a verdict");
-        assert!(durability(Mode::Open, None, 1, Some("1")).ends_with("it means to flush each append."));
+        assert!(said(&device(0.03, 2.0), 40).contains("with 40 outstanding it takes 0.0250 or more"));
+        assert!(said(&device(3.0, 2.0), 1).contains("does not show that it flushes"), "somebody else may have");
+        let kafka = Says { asked: true, ..Says::default() };
+        let camus = Says { camus: true, ..kafka.clone() };
+        let flushing = Says { flush_messages: Some("1".to_owned()), ..kafka.clone() };
+        let says = |says: &Says| durability(Mode::Open, None, 1, says);
+        assert!(says(&flushing).ends_with("it means to flush each append."));
+        assert!(says(&kafka).contains("does not set flush.messages"));
+        assert!(!says(&camus).contains("flush.messages"), "its own promise does not depend on it");
     }
 
     fn report(line: &[&str], mode: Mode) -> Report {
@@ -391,7 +411,7 @@ mod tests {
         let measured = Measured { recorder, arrivals, late, marks: [begin, end] };
         Report::of(&args, &measured, None, 1_764_000_000_000)
             .with_host(Some(0.1), Some(0.2))
-            .with_flush_messages(Some("1".to_owned()))
+            .with_says(Says { flush_messages: Some("1".to_owned()), ..Says::default() })
     }
 
     /// Lost if it fails: every script that reads what --json writes.

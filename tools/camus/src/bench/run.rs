@@ -1,6 +1,6 @@
 //! One run from beginning to end: look that everything is there, make the topic, drive the load, clean up, report.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Says};
 use super::conn::Producer;
 use super::device::{Counters, Device};
 use super::drive::{Arrivals, Clock, Drive};
@@ -99,7 +99,7 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
         Ok(()) => measure(args, &mut cluster, &watched, &mut progress),
         Err(e) => Err(e),
     };
-    let flush_messages = if measured.is_ok() { cluster.flush_messages() } else { None };
+    let says = if measured.is_ok() { cluster.says() } else { Says::default() };
     let gone = clean_up(args, &mut cluster, &watched, &mut progress);
     let (measured, started) = measured.map_err(|e| match gone {
         Gone::Deleted => errors::bench_topic_deleted(stopped(e)),
@@ -126,7 +126,7 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     let report = Report::of(&held, &measured, watched.device.as_ref(), started)
         .with_host(load_before, load_after)
         .with_floor(before, after)
-        .with_flush_messages(flush_messages);
+        .with_says(says);
     let written = files.write(args, report);
     match late {
         Some(e) => Err(e),
