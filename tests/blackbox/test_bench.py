@@ -112,7 +112,8 @@ def test_the_floor_stands_beside_and_runs_are_drawn_over_each_other(broker, tmp_
         out = tmp_path / f"{name}.json"
         args = ["--json", out, "--svg", tmp_path / f"{name}.svg", "--floor-dir", tmp_path, "--floor-s", "0.2"]
         done = bench("produce", *watched(broker), *SHORT, *args)
-        assert done.returncode == 0 and "p99.9" in done.stdout and "floor before" in done.stdout, done.stderr
+        assert done.returncode == 0 and "p99.9" in done.stdout, done.stderr
+        assert "floor 4 KiB, 1 in flight, before" in done.stdout
         floor = json.loads(out.read_text())["floor"]
         assert in_order(floor["before"]["write_4k_us"]) and floor["after"]["sequential_mb_per_s"] > 0
         assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")

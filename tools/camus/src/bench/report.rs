@@ -2,12 +2,14 @@
 
 use super::cluster::Says;
 use super::device::Device;
+use super::drive::{NOT_ARRIVED, NOT_SENT};
 use super::flags::{BenchArgs, Mode};
 use super::run::{Measured, Sample};
 use super::stats::{self, Second};
 use crate::out;
 use crate::percentiles::Percentiles;
 use crate::waltest::Floor;
+use clap::ValueEnum;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -17,12 +19,33 @@ const FLUSHES_MIN: f64 = 0.001;
 /// Of the flushes that there must be at least. What is acknowledged at the edges of the measured time may differ.
 const FLUSHES_SURE: f64 = 0.9;
 
+/// Of the rate that was asked for: below this an open loop did not keep up, if half of its requests waited this long.
+const OVERLOADED: f64 = 0.95;
+const QUEUED_NS: u64 = 1_000_000;
+/// Of fewer samples a percentile is the largest or nothing.
+const P99_SAMPLES: u64 = 100;
+const P999_SAMPLES: u64 = 1000;
+/// The kernel counts another process's time in ticks of 10 ms: of few of them nothing can be said.
+const BROKER_CPU_S_MIN: f64 = 0.05;
+
 #[derive(Clone, Debug, Serialize)]
 pub struct Host {
     pub cpus: usize,
     pub kernel: String,
     pub load_before: Option<f64>,
     pub load_after: Option<f64>,
+}
+
+/// What an open loop was to do, and what came of it.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Rate {
+    pub asked_per_s: f64,
+    /// Until the last answer, refusals included.
+    pub answered_per_s: f64,
+    /// Due, and never sent.
+    pub not_sent: u64,
+    /// The broker (or the client) did not keep up: latencies are those of a queue that grows as long as the run lasts.
+    pub overloaded: bool,
 }
 
 /// CPU time of the measured time. None where it is not known.
@@ -32,7 +55,7 @@ pub struct Cpu {
     pub broker_s: Option<f64>,
     pub client_us_per_request: f64,
     pub broker_us_per_request: Option<f64>,
-    pub client_s_per_gb: f64,
+    pub client_s_per_gb: Option<f64>,
     pub broker_s_per_gb: Option<f64>,
 }
 
@@ -80,6 +103,9 @@ pub struct Report {
     pub seconds: f64,
     pub requests_per_s: f64,
     pub mb_per_s: f64,
+    /// Open loops only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
     pub latency_us: Percentiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub produce_latency_us: Option<Percentiles>,
@@ -126,6 +152,7 @@ impl Report {
             seconds,
             requests_per_s: requests as f64 / seconds,
             mb_per_s: bytes as f64 / 1e6 / seconds,
+            rate: args.is_open().then(|| rate(args.rate, measured)),
             latency_us: latency,
             produce_latency_us,
             send_delay_us: args.is_open().then(|| Percentiles::of(&measured.late)),
@@ -171,19 +198,32 @@ impl Report {
     }
 }
 
+/// Overloaded: some were never sent, or the answers came more slowly than the requests were due and at least half of
+/// them had to wait to be sent. A stall at the end only makes the answers late.
+fn rate(asked_per_s: f64, measured: &Measured) -> Rate {
+    let recorder = &measured.recorder;
+    let not_sent = recorder.errors.get(NOT_SENT).copied().unwrap_or(0);
+    let refused = recorder.errors.iter().filter(|(name, _)| ![NOT_SENT, NOT_ARRIVED].contains(&name.as_str()));
+    let answered = recorder.requests() + refused.map(|(_, n)| n).sum::<u64>();
+    let answered_per_s = answered as f64 / recorder.seconds();
+    let queued = measured.late.value_at_quantile(0.5) > QUEUED_NS;
+    let overloaded = not_sent > 0 || (queued && answered_per_s < OVERLOADED * asked_per_s);
+    Rate { asked_per_s, answered_per_s, not_sent, overloaded }
+}
+
 fn cpu(marks: &[Sample; 2], requests: u64, bytes: u64) -> Cpu {
     let [begin, end] = marks;
     let client_s = end.client_s - begin.client_s;
     let broker_s = begin.broker.zip(end.broker).map(|(b, e)| e.cpu_s - b.cpu_s);
     let per_request = |s: f64| s * 1e6 / requests.max(1) as f64;
-    let per_gb = |s: f64| s * 1e9 / bytes.max(1) as f64;
+    let per_gb = |s: f64| (bytes > 0).then(|| s * 1e9 / bytes as f64);
     Cpu {
         client_s,
         broker_s,
         client_us_per_request: per_request(client_s),
         broker_us_per_request: broker_s.map(per_request),
         client_s_per_gb: per_gb(client_s),
-        broker_s_per_gb: broker_s.map(per_gb),
+        broker_s_per_gb: broker_s.and_then(per_gb),
     }
 }
 
@@ -262,10 +302,11 @@ pub fn text(report: &Report) -> String {
     let mut lines = vec![headline(report), String::new()];
     let mut rows = vec![["latency, us", "p50", "p90", "p99", "p99.9", "max", "mean"].map(str::to_owned).to_vec()];
     let mut row = |name: &str, p: &Percentiles| {
-        let cell = |us: f64| if us < 1000.0 { format!("{us:.1}") } else { format!("{us:.0}") };
-        let mut cells = vec![name.to_owned()];
-        cells.extend([p.p50, p.p90, p.p99, p.p999, p.max, p.mean].map(cell));
-        rows.push(cells);
+        let few = |us: f64, least: u64| if p.count < least { "-".to_owned() } else { latency(us) };
+        let p99 = few(p.p99, P99_SAMPLES);
+        let p999 = few(p.p999, P999_SAMPLES);
+        let [p50, p90, max, mean] = [p.p50, p.p90, p.max, p.mean].map(|us| few(us, 1));
+        rows.push(vec![name.to_owned(), p50, p90, p99, p999, max, mean]);
     };
     row(if report.mode == Mode::E2e { "end to end" } else { report.mode_name() }, &report.latency_us);
     if let Some(produce) = &report.produce_latency_us {
@@ -275,9 +316,9 @@ pub fn text(report: &Report) -> String {
         row("sent late by", delay);
     }
     if let Some(floors) = &report.floor {
-        for (name, floor) in [("floor before", &floors.before), ("floor after", &floors.after)] {
+        for (when, floor) in [("before", &floors.before), ("after", &floors.after)] {
             if let Some(floor) = floor {
-                row(name, &floor.write_4k_us);
+                row(&format!("floor 4 KiB, 1 in flight, {when}"), &floor.write_4k_us);
             }
         }
     }
@@ -287,13 +328,31 @@ pub fn text(report: &Report) -> String {
     let mut fact = |name: &str, text: String| facts.push(vec![name.to_owned(), text]);
     let per_s = format!("{:.1}/s   {:.2} MB/s", report.requests_per_s, report.mb_per_s);
     fact("requests", format!("{} in {:.2} s   {per_s}", report.requests, report.seconds));
+    if let Some(rate) = report.rate {
+        let mut text = format!("asked {}/s, answered {:.0}/s", rate.asked_per_s, rate.answered_per_s);
+        if rate.overloaded {
+            text += ": overloaded; latencies are those of a growing queue";
+        }
+        if rate.not_sent > 0 {
+            text += &format!("; {} were due and never sent, and have no latency", rate.not_sent);
+        }
+        fact("rate", text);
+    }
     let errors: Vec<String> = report.errors.iter().map(|(name, n)| format!("{name} {n}")).collect();
     fact("errors", if errors.is_empty() { "none".to_owned() } else { errors.join(", ") });
-    let cpu = |s: f64, us: f64, gb: f64| format!("{s:.2} s   {us:.1} us a request   {gb:.3} s a GB");
+    let cpu = |s: f64, us: f64, gb: Option<f64>| {
+        let gb = gb.map_or("-".to_owned(), |gb| format!("{gb:.3}"));
+        format!("{s:.2} s   {us:.1} us a request   {gb} s a GB")
+    };
     let c = &report.cpu;
     fact("CPU client", cpu(c.client_s, c.client_us_per_request, c.client_s_per_gb));
-    if let (Some(s), Some(us), Some(gb)) = (c.broker_s, c.broker_us_per_request, c.broker_s_per_gb) {
-        fact("CPU broker", cpu(s, us, gb));
+    match (c.broker_s, c.broker_us_per_request) {
+        (Some(s), _) if s < BROKER_CPU_S_MIN => {
+            let us = BROKER_CPU_S_MIN * 1e6 / report.requests.max(1) as f64;
+            fact("CPU broker", format!("<{BROKER_CPU_S_MIN} s   <{us:.1} us a request: too little to measure"));
+        }
+        (Some(s), Some(us)) => fact("CPU broker", cpu(s, us, c.broker_s_per_gb)),
+        _ => {}
     }
     if let Some(b) = &report.broker {
         fact("memory", format!("{} resident, {} at most", out::bytes(b.rss_bytes), out::bytes(b.rss_max_bytes)));
@@ -310,7 +369,8 @@ pub fn text(report: &Report) -> String {
     if let Some(floors) = &report.floor {
         let shown = |f: &Option<Floor>| f.as_ref().map_or("-".to_owned(), |f| format!("{:.0}", f.sequential_mb_per_s));
         let method = floors.before.as_ref().map_or("-", |f| f.method.as_str());
-        let both = format!("{} and {} MB/s of 1 MiB writes", shown(&floors.before), shown(&floors.after));
+        let (before, after) = (shown(&floors.before), shown(&floors.after));
+        let both = format!("{before} MB/s before, {after} MB/s after, of 1 MiB writes, 4 in flight");
         fact("floor", format!("{method}: {both}"));
     }
     let load = |l: Option<f64>| l.map_or("-".to_owned(), |l| format!("{l:.2}"));
@@ -319,6 +379,17 @@ pub fn text(report: &Report) -> String {
     fact("durability", report.durability.clone());
     lines.push(out::table(&facts));
     lines.join("\n")
+}
+
+/// us without a unit, as the table's head says; from 10 ms on ms, from 10 s on s.
+fn latency(us: f64) -> String {
+    match us {
+        us if us < 1e3 => format!("{us:.1}"),
+        us if us < 1e4 => format!("{us:.0}"),
+        us if us < 1e5 => format!("{:.1} ms", us / 1e3),
+        us if us < 1e7 => format!("{:.0} ms", us / 1e3),
+        us => format!("{:.1} s", us / 1e6),
+    }
 }
 
 fn headline(report: &Report) -> String {
@@ -331,6 +402,14 @@ fn headline(report: &Report) -> String {
     };
     let rate = if s.is_open() { format!(", {} requests/s", s.rate) } else { String::new() };
     let partitions = many(s.partitions as usize, "partition");
+    let name =
+        |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
+    let (codec, payload) = (name(s.codec.to_possible_value()), name(s.payload.to_possible_value()));
+    let data = format!("codec {codec}, payload {payload}");
+    let time = match s.once {
+        true => "read once".to_owned(),
+        false => format!("{} s after {} s of warm-up", s.duration_s, s.warmup_s),
+    };
     let how = match report.mode {
         Mode::Fetch => format!("{partitions}, {}", many(s.connections, "connection")),
         _ => format!(
@@ -340,7 +419,7 @@ fn headline(report: &Report) -> String {
             if s.idempotent { ", idempotent" } else { "" }
         ),
     };
-    format!("{} against {}: {how}", report.mode_name(), s.bootstrap)
+    format!("{} against {}: {how}\n{time}; {data}", report.mode_name(), s.bootstrap)
 }
 
 #[cfg(test)]
@@ -392,6 +471,32 @@ mod tests {
         assert!(says(&flushing).ends_with("it means to flush each append."));
         assert!(says(&kafka).contains("does not set flush.messages"));
         assert!(!says(&camus).contains("flush.messages"), "its own promise does not depend on it");
+    }
+
+    #[test]
+    fn latencies_have_the_unit_that_a_person_reads() {
+        let shown = [17.34, 9_999.0, 12_345.0, 1_222_640.0, 31_000_000.0].map(latency);
+        assert_eq!(shown, ["17.3", "9999", "12.3 ms", "1223 ms", "31.0 s"]);
+    }
+
+    /// Lost if it fails: the warning that a latency is that of a queue, and grows with --duration-s.
+    #[test]
+    fn an_open_loop_that_can_not_keep_up_says_so() {
+        let loaded = |answered: u64, not_sent: u64, late_ns: u64| {
+            let mut recorder = Recorder::new(Window { from_ns: 0, end_ns: 1_000_000_000 });
+            for request in 0..answered {
+                recorder.answered(request, 500_000_000, 1, 1024);
+            }
+            recorder.failed_times(0, "NOT_SENT", not_sent);
+            recorder.failed_times(0, "NOT_LEADER_OR_FOLLOWER", 10);
+            let mut late = crate::percentiles::histogram();
+            late.record_n(late_ns, answered).expect("in range");
+            rate(1000.0, &Measured { recorder, arrivals: None, late, marks: Default::default() })
+        };
+        assert!(!loaded(990, 0, 50_000).overloaded, "what was refused was answered as well");
+        assert!(loaded(500, 490, 50_000).overloaded, "some were never sent");
+        assert!(loaded(800, 0, 80_000_000).overloaded, "they came late, and had waited");
+        assert!(!loaded(800, 0, 50_000).overloaded, "they were sent in time: a stall at the end");
     }
 
     fn report(line: &[&str], mode: Mode) -> Report {
@@ -466,8 +571,9 @@ mod tests {
             lines[0],
             "produce against 127.0.0.1:9092: 3 partitions, 1 connection x 1 in flight, 4 records of 1 KiB a batch"
         );
-        assert!(lines[2].starts_with("latency, us  p50    p90    p99"), "{text}");
-        assert!(lines[3].starts_with("produce      210.1"), "{text}");
+        assert_eq!(lines[1], "10 s after 3 s of warm-up; codec none, payload random");
+        assert!(lines[3].starts_with("latency, us  p50    p90    p99"), "{text}");
+        assert!(lines[4].starts_with("produce      210.1"), "{text}");
         assert!(text.contains("\nrequests    2000 in 2.00 s   1000.0/s"), "{text}");
         assert!(text.contains("\nerrors      NOT_LEADER_OR_FOLLOWER 1\n"), "{text}");
     }
