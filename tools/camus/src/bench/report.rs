@@ -120,6 +120,10 @@ pub struct Report {
     pub floor: Option<Floors>,
     /// The topic's `flush.messages`, as the broker tells it; null where it never flushes for a count of records.
     pub flush_messages: Option<String>,
+    /// The topic was not made for this run: what was in it may have mattered.
+    pub topic_was_there: bool,
+    /// What is missing here, or may be wrong.
+    pub warnings: Vec<String>,
     /// What is known of whether the other side flushed before it answered.
     pub durability: String,
 }
@@ -163,6 +167,8 @@ impl Report {
             broker: broker(args.broker_pid, &measured.marks),
             floor: None,
             flush_messages: None,
+            topic_was_there: false,
+            warnings: Vec::new(),
             durability: String::new(),
         }
     }
@@ -174,6 +180,12 @@ impl Report {
 
     pub fn with_floor(mut self, before: Option<Floor>, after: Option<Floor>) -> Report {
         self.floor = (before.is_some() || after.is_some()).then_some(Floors { before, after });
+        self
+    }
+
+    pub fn with_topic(mut self, made: bool, warnings: &[String]) -> Report {
+        self.topic_was_there = !made;
+        self.warnings = warnings.to_vec();
         self
     }
 
@@ -376,6 +388,12 @@ pub fn text(report: &Report) -> String {
     let load = |l: Option<f64>| l.map_or("-".to_owned(), |l| format!("{l:.2}"));
     let loads = format!("{} before, {} after", load(report.host.load_before), load(report.host.load_after));
     fact("host", format!("{} CPUs, load {loads}", report.host.cpus));
+    if report.topic_was_there {
+        fact("topic", format!("{} was there already; it was used as it is and is left", report.settings.topic));
+    }
+    for warning in &report.warnings {
+        fact("warning", warning.clone());
+    }
     fact("durability", report.durability.clone());
     lines.push(out::table(&facts));
     lines.join("\n")
@@ -546,6 +564,8 @@ mod tests {
             "broker",
             "floor",
             "durability",
+            "topic_was_there",
+            "warnings",
         ] {
             assert!(json.get(name).is_some(), "{name}");
         }

@@ -2,7 +2,7 @@
 
 use super::cluster::{Cluster, Says};
 use super::conn::Producer;
-use super::device::{Counters, Device};
+use super::device::{self, Counters, Device};
 use super::drive::{Arrivals, Clock, Drive};
 use super::encode::{self, Batch, BatchSpec, Template};
 use super::fetch::{Asking, Fetcher};
@@ -50,6 +50,8 @@ pub struct Sample {
 struct Watched {
     pid: Option<u32>,
     device: Option<Device>,
+    /// What will be missing from the report, or may be wrong in it.
+    warnings: Vec<String>,
     /// Somebody wants it to end.
     stop: Arc<AtomicBool>,
 }
@@ -66,7 +68,19 @@ impl Watched {
             return Err(errors::bench_observed(&shown, "it is no directory", &format!("ls -ld {shown}")));
         }
         let device = args.data_dir.as_deref().map(Device::of).transpose()?.flatten();
-        Ok(Watched { pid: args.broker_pid, device, stop: waltest::stop_on_signals()? })
+        let mut warnings = Vec::new();
+        if let Some(dir) = args.data_dir.as_deref().filter(|_| device.is_none()) {
+            let kind = device::kind_of(dir);
+            warnings.push(format!("{} lies on {kind}: nothing is counted of its disk", dir.display()));
+        }
+        let port = args.bootstrap.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        if let Some((pid, port)) = args.broker_pid.zip(port)
+            && process::listens(pid, port) == Some(false)
+        {
+            let whose = "its CPU time, memory and writes may not be the broker's";
+            warnings.push(format!("process {pid} does not listen on port {port}: {whose}"));
+        }
+        Ok(Watched { pid: args.broker_pid, device, warnings, stop: waltest::stop_on_signals()? })
     }
 
     fn is_stopped(&self) -> bool {
@@ -88,6 +102,9 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     let files = Files::open(args)?;
     crate::process::raise_limits();
     let watched = Watched::find(args)?;
+    for warning in &watched.warnings {
+        out::note(&format!("warning: {warning}"));
+    }
     let mut progress = Progress::new();
     let answer = Duration::from_secs(args.timeout_s.into());
     let patience = Patience { answer, until: None, stop: Some(watched.stop.clone()) };
@@ -126,6 +143,7 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     let report = Report::of(&held, &measured, watched.device.as_ref(), started)
         .with_host(load_before, load_after)
         .with_floor(before, after)
+        .with_topic(cluster.made, &watched.warnings)
         .with_says(says);
     let written = files.write(args, report);
     match late {
