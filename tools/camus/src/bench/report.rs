@@ -137,7 +137,7 @@ impl Report {
             Some(arrivals) => (Percentiles::of(&arrivals.latency), &arrivals.latency, Some(produced)),
             None => (produced, &recorder.latency, None),
         };
-        let settings = BenchArgs { in_flight: Some(args.in_flight()), ..args.clone() };
+        let settings = args.held();
         Report {
             version: env!("CARGO_PKG_VERSION"),
             mode: args.mode,
@@ -156,7 +156,7 @@ impl Report {
             seconds,
             requests_per_s: requests as f64 / seconds,
             mb_per_s: bytes as f64 / 1e6 / seconds,
-            rate: args.is_open().then(|| rate(args.rate, measured)),
+            rate: args.is_open().then(|| rate(args.rate(), measured)),
             latency_us: latency,
             produce_latency_us,
             send_delay_us: args.is_open().then(|| Percentiles::of(&measured.late)),
@@ -418,7 +418,7 @@ fn headline(report: &Report) -> String {
         1 => format!("{} a record", out::bytes(s.record_bytes as u64)),
         n => format!("{n} records of {} a batch", out::bytes(s.record_bytes as u64)),
     };
-    let rate = if s.is_open() { format!(", {} requests/s", s.rate) } else { String::new() };
+    let rate = if s.is_open() { format!(", {} requests/s", s.rate()) } else { String::new() };
     let partitions = many(s.partitions as usize, "partition");
     let name =
         |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());

@@ -294,7 +294,7 @@ fn measure(
     };
     let schedule = args.is_open().then(|| {
         let shares = (0..args.connections).map(|c| Share::new(c, args.connections)).collect();
-        (Schedule::new(start, args.rate), shares)
+        (Schedule::new(start, args.rate()), shares)
     });
     let started = wall_ms();
     let mut drive = Drive {
@@ -400,7 +400,7 @@ fn fill(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress: &m
     let records = args.records().max(FILL_BATCH_BYTES / args.record_bytes.max(1));
     let template = template_of(args, cluster, &batch_of(args, records)?)?;
     let bytes = (records * args.record_bytes) as u64;
-    let mut left = (args.fill_mb * 1_000_000).div_ceil(bytes.max(1));
+    let mut left = args.fill_mb().saturating_mul(1_000_000).div_ceil(bytes.max(1));
     for again in 0..FILL_ATTEMPTS_MAX {
         progress.say(&format!("filling the topic with {} MB", left * bytes / 1_000_000));
         let errors = fill_once(args, cluster, watched, progress, &template, records, left)?;
