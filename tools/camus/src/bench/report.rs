@@ -5,7 +5,7 @@ use super::device::Device;
 use super::drive::{NOT_ARRIVED, NOT_SENT};
 use super::flags::{BenchArgs, Mode};
 use super::run::{Measured, Sample};
-use super::stats::{self, Second};
+use super::stats::{self, Second, rounded};
 use crate::out;
 use crate::percentiles::Percentiles;
 use crate::waltest::Floor;
@@ -126,6 +126,8 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// What is known of whether the other side flushed before it answered.
     pub durability: String,
+    /// In a few words, for plots.
+    pub title: String,
 }
 
 impl Report {
@@ -153,9 +155,9 @@ impl Report {
             records: recorder.records,
             bytes,
             errors: recorder.errors.clone(),
-            seconds,
-            requests_per_s: requests as f64 / seconds,
-            mb_per_s: bytes as f64 / 1e6 / seconds,
+            seconds: rounded(seconds, 6),
+            requests_per_s: rounded(requests as f64 / seconds, 3),
+            mb_per_s: rounded(bytes as f64 / 1e6 / seconds, 6),
             rate: args.is_open().then(|| rate(args.rate(), measured)),
             latency_us: latency,
             produce_latency_us,
@@ -170,6 +172,7 @@ impl Report {
             topic_was_there: false,
             warnings: Vec::new(),
             durability: String::new(),
+            title: String::new(),
         }
     }
 
@@ -193,6 +196,7 @@ impl Report {
         let outstanding = self.settings.connections * self.settings.in_flight();
         self.durability = durability(self.mode, self.device.as_ref(), outstanding, &says);
         self.flush_messages = says.flush_messages;
+        self.title = title(&self);
         self
     }
 
@@ -217,7 +221,7 @@ fn rate(asked_per_s: f64, measured: &Measured) -> Rate {
     let not_sent = recorder.errors.get(NOT_SENT).copied().unwrap_or(0);
     let refused = recorder.errors.iter().filter(|(name, _)| ![NOT_SENT, NOT_ARRIVED].contains(&name.as_str()));
     let answered = recorder.requests() + refused.map(|(_, n)| n).sum::<u64>();
-    let answered_per_s = answered as f64 / recorder.seconds();
+    let answered_per_s = rounded(answered as f64 / recorder.seconds(), 3);
     let queued = measured.late.value_at_quantile(0.5) > QUEUED_NS;
     let overloaded = not_sent > 0 || (queued && answered_per_s < OVERLOADED * asked_per_s);
     Rate { asked_per_s, answered_per_s, not_sent, overloaded }
@@ -225,10 +229,10 @@ fn rate(asked_per_s: f64, measured: &Measured) -> Rate {
 
 fn cpu(marks: &[Sample; 2], requests: u64, bytes: u64) -> Cpu {
     let [begin, end] = marks;
-    let client_s = end.client_s - begin.client_s;
-    let broker_s = begin.broker.zip(end.broker).map(|(b, e)| e.cpu_s - b.cpu_s);
-    let per_request = |s: f64| s * 1e6 / requests.max(1) as f64;
-    let per_gb = |s: f64| (bytes > 0).then(|| s * 1e9 / bytes as f64);
+    let client_s = rounded(end.client_s - begin.client_s, 6);
+    let broker_s = begin.broker.zip(end.broker).map(|(b, e)| rounded(e.cpu_s - b.cpu_s, 6));
+    let per_request = |s: f64| rounded(s * 1e6 / requests.max(1) as f64, 3);
+    let per_gb = |s: f64| (bytes > 0).then(|| rounded(s * 1e9 / bytes as f64, 6));
     Cpu {
         client_s,
         broker_s,
@@ -243,7 +247,7 @@ fn device_use(device: &Device, marks: &[Sample; 2], requests: u64, bytes: u64) -
     let (begin, end) = marks[0].device.zip(marks[1].device)?;
     let (flushes, writes) = (end.flushes - begin.flushes, end.writes - begin.writes);
     let bytes_written = end.bytes_written - begin.bytes_written;
-    let per_request = |n: u64| n as f64 / requests.max(1) as f64;
+    let per_request = |n: u64| rounded(n as f64 / requests.max(1) as f64, 6);
     Some(DeviceUse {
         name: device.name.clone(),
         write_back: device.write_back,
@@ -253,7 +257,7 @@ fn device_use(device: &Device, marks: &[Sample; 2], requests: u64, bytes: u64) -
         writes,
         writes_per_request: per_request(writes),
         bytes_written,
-        bytes_per_acked_byte: bytes_written as f64 / bytes.max(1) as f64,
+        bytes_per_acked_byte: rounded(bytes_written as f64 / bytes.max(1) as f64, 6),
     })
 }
 
@@ -408,6 +412,18 @@ fn latency(us: f64) -> String {
         us if us < 1e7 => format!("{:.0} ms", us / 1e3),
         us => format!("{:.1} s", us / 1e6),
     }
+}
+
+/// A plot's title: what was run, and what is known of its durability, in a few words.
+pub fn title(report: &Report) -> String {
+    let rate = report.rate.map_or(String::new(), |rate| format!(", {} requests/s", rate.asked_per_s));
+    let overloaded = if report.rate.is_some_and(|rate| rate.overloaded) { " (overloaded)" } else { "" };
+    let flushes = match &report.device {
+        _ if report.mode == Mode::Fetch => String::new(),
+        None => "; flushes not counted".to_owned(),
+        Some(d) => format!("; {:.3} flushes of {} a request", d.flushes_per_request, d.name),
+    };
+    format!("{}{rate}{overloaded}{flushes}", report.mode_name())
 }
 
 fn headline(report: &Report) -> String {
@@ -581,6 +597,15 @@ mod tests {
         assert_eq!((json["broker"]["pid"].clone(), json["device"].is_null()), (7.into(), true));
         let last = json["distribution"].as_array().expect("a list").last().expect("a point").clone();
         assert_eq!(last[0], 100.0);
+        let digits = |v: &serde_json::Value| v.to_string().rsplit_once('.').map_or(0, |(_, digits)| digits.len());
+        let points = json["distribution"].as_array().expect("a list");
+        assert!(points.iter().all(|p| digits(&p[0]) <= 8 && digits(&p[1]) <= 3), "{points:?}");
+    }
+
+    #[test]
+    fn the_title_of_a_plot_has_mode_rate_and_flushes() {
+        assert_eq!(report(&["bench"], Mode::Open).title, "open, 500 requests/s; flushes not counted");
+        assert_eq!(report(&["bench"], Mode::Fetch).title, "fetch");
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl Files {
         };
         if let (Some(mut svg), Some(file)) = (svg, args.svg.as_deref()) {
             let label = format!("{} {}", report.mode_name(), args.bootstrap);
-            let run = plot::Run { label, distribution: report.distribution };
+            let run = plot::Run { label, title: report.title, distribution: report.distribution };
             let drawn = plot::draw(&[run]).map_err(|why| errors::bench_file(file, &why))?;
             svg.write(&drawn).map_err(failed(file))?;
         }
