@@ -161,6 +161,26 @@ def test_nobody_there_and_no_broker_are_told_at_once(tmp_path):
             assert done.returncode == 20 and address in done.stderr, done.stderr
 
 
+def test_who_accepts_and_says_nothing_is_waited_for_no_longer_than_asked():
+    """Lost otherwise: half a minute at a wrong port, and Ctrl-C unheard."""
+    for args, stop, code in [(["--timeout-s", 1], False, "CAM-0301"), (["--timeout-s", 3600], True, "CAM-0401")]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            command = ["bench", "produce", "--bootstrap", "127.0.0.1:%d" % server.getsockname()[1], *args]
+            run = subprocess.Popen(
+                [binary(), *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    assert connection.recv(1000), "it asks"
+                    if stop:
+                        run.send_signal(signal.SIGINT)
+                    _, said = run.communicate(timeout=20)
+                assert code in said, said
+            finally:
+                run.kill()
+
+
 def test_what_does_not_go_is_refused_before_anything_is_done(broker, tmp_path):
     """Lost otherwise: a long run that ends without its result."""
     gone = subprocess.Popen([sys.executable, "-c", ""])

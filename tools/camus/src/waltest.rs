@@ -313,6 +313,13 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
     }
 
+    #[test]
+    fn a_floor_that_nobody_waits_for_any_more_is_not_measured() {
+        let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
+        let error = floor(dir.path(), 3600.0, &AtomicBool::new(true)).expect_err("it was stopped");
+        assert_eq!(error.code, errors::INTERRUPTED.code);
+    }
+
     /// Lost if it fails: the person's time: what is wrong with a directory is told as something else, or not at all.
     #[test]
     fn what_can_not_be_measured_is_refused_in_its_own_words() {

@@ -22,6 +22,8 @@ const FLUSHES_SURE: f64 = 0.9;
 /// Of the rate that was asked for: below this an open loop did not keep up, if half of its requests waited this long.
 const OVERLOADED: f64 = 0.95;
 const QUEUED_NS: u64 = 1_000_000;
+/// Columns of a sentence in the text.
+const WRAP: usize = 100;
 /// Of fewer samples a percentile is the largest or nothing.
 const P99_SAMPLES: u64 = 100;
 const P999_SAMPLES: u64 = 1000;
@@ -398,9 +400,26 @@ pub fn text(report: &Report) -> String {
     for warning in &report.warnings {
         fact("warning", warning.clone());
     }
-    fact("durability", report.durability.clone());
+    for (i, line) in wrapped(&report.durability, WRAP).into_iter().enumerate() {
+        fact(if i == 0 { "durability" } else { "" }, line);
+    }
     lines.push(out::table(&facts));
     lines.join("\n")
+}
+
+/// Lines of at most so many characters, if no word is longer.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("there is one from the start");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > columns {
+            lines.push(word.to_owned());
+        } else {
+            line.push_str(if line.is_empty() { "" } else { " " });
+            line.push_str(word);
+        }
+    }
+    lines
 }
 
 /// us without a unit, as the table's head says; from 10 ms on ms, from 10 s on s.
@@ -606,6 +625,13 @@ mod tests {
     fn the_title_of_a_plot_has_mode_rate_and_flushes() {
         assert_eq!(report(&["bench"], Mode::Open).title, "open, 500 requests/s; flushes not counted");
         assert_eq!(report(&["bench"], Mode::Fetch).title, "fetch");
+    }
+
+    #[test]
+    fn a_sentence_fits_on_the_screen() {
+        assert_eq!(wrapped("one two three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("longer-than-that a", 7), ["longer-than-that", "a"]);
+        assert_eq!(wrapped("", 7), [""]);
     }
 
     #[test]
