@@ -7,7 +7,9 @@ use kafka_protocol::messages::{ApiVersionsRequest, ApiVersionsResponse, RequestH
 use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Request, StrBytes};
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// For an answer. Longer than the time that [`REQUEST_TIMEOUT_MS`] gives the broker.
@@ -16,7 +18,67 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 pub const REQUEST_TIMEOUT_MS: i32 = 20_000;
 /// An answer larger than this is not one.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// A signal is heard this late while an answer is waited for.
+const LOOK: Duration = Duration::from_millis(100);
 const CLIENT_ID: &str = concat!("camus-cli/", env!("CARGO_PKG_VERSION"));
+
+/// How long an answer is waited for.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    pub answer: Duration,
+    /// No longer than until then, however many answers it takes.
+    pub until: Option<Instant>,
+    /// Nor longer than until somebody sets this.
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { answer: ANSWER_TIMEOUT, until: None, stop: None }
+    }
+}
+
+impl Patience {
+    fn deadline(&self) -> Instant {
+        let deadline = now() + self.answer;
+        self.until.map_or(deadline, |until| deadline.min(until))
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+}
+
+fn now() -> Instant {
+    #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+    Instant::now()
+}
+
+/// The bytes of one answer, until its time is over.
+struct Answer<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+    patience: &'a Patience,
+}
+
+impl Read for Answer<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.patience.is_stopped() {
+                return Err(io::Error::other("a signal came"));
+            }
+            let left = self.deadline.saturating_duration_since(now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(Some(left.min(LOOK)))?;
+            match self.stream.read(buffer) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                done => return done,
+            }
+        }
+    }
+}
 
 /// A connection to one broker.
 #[derive(Debug)]
@@ -24,6 +86,7 @@ pub struct Client {
     stream: TcpStream,
     addr: String,
     correlation: i32,
+    patience: Patience,
     /// Key, lowest and highest version that the broker offers.
     offered: Vec<(i16, i16, i16)>,
 }
@@ -31,12 +94,15 @@ pub struct Client {
 impl Client {
     /// Connects and asks what the broker offers.
     pub fn connect(addr: &str) -> Result<Client, UserError> {
+        Client::connect_within(addr, Patience::default())
+    }
+
+    /// The same, and no wait is longer than `patience` has it.
+    pub fn connect_within(addr: &str, patience: Patience) -> Result<Client, UserError> {
         let unreachable = |e: io::Error| errors::unreachable(addr, &e.to_string());
-        let stream = open(addr)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(unreachable)?;
+        let stream = open_within(addr, patience.deadline().saturating_duration_since(now()))?;
         stream.set_nodelay(true).map_err(unreachable)?;
-        let mut client = Client { stream, addr: addr.to_owned(), correlation: 0, offered: Vec::new() };
+        let mut client = Client { stream, addr: addr.to_owned(), correlation: 0, patience, offered: Vec::new() };
         // Version 0 is understood by every broker, and its answer says enough.
         let answer: ApiVersionsResponse = client.ask_version(&ApiVersionsRequest::default(), 0)?;
         client.check("it does not say what it offers", answer.error_code, None, "camus explain CAM-0303")?;
@@ -72,7 +138,8 @@ impl Client {
         self.correlation += 1;
         let frame = encode(request, version, self.correlation)
             .map_err(|why| errors::broker_answer(&self.addr, &format!("the request does not encode: {why}")))?;
-        let mut answer = self.exchange(&frame).map_err(|e| errors::unreachable(&self.addr, &in_words(&e)))?;
+        let answer_s = self.patience.answer.as_secs_f64();
+        let mut answer = self.exchange(&frame).map_err(|e| errors::unreachable(&self.addr, &in_words(&e, answer_s)))?;
         let garbled = |why: String| errors::broker_answer(&self.addr, &why);
         let header = ResponseHeader::decode(&mut answer, <R::Response as HeaderVersion>::header_version(version))
             .map_err(|e| garbled(format!("its header does not decode: {e}")))?;
@@ -88,16 +155,24 @@ impl Client {
     }
 
     fn exchange(&mut self, frame: &[u8]) -> io::Result<Bytes> {
+        let deadline = self.patience.deadline();
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // A request is small: it goes into the socket's buffer.
+        self.stream.set_write_timeout(Some(left))?;
         self.stream.write_all(frame)?;
+        let mut stream = Answer { stream: &self.stream, deadline, patience: &self.patience };
         let mut length = [0u8; 4];
-        self.stream.read_exact(&mut length)?;
+        stream.read_exact(&mut length)?;
         let length = usize::try_from(i32::from_be_bytes(length)).unwrap_or(usize::MAX);
         if length > ANSWER_BYTES_MAX {
             return Err(io::Error::other("what it sends is not the Kafka protocol"));
         }
         // Grows with what comes, not with what was announced.
         let mut answer = Vec::new();
-        (&mut self.stream).take(length as u64).read_to_end(&mut answer)?;
+        stream.take(length as u64).read_to_end(&mut answer)?;
         if answer.len() < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -115,11 +190,11 @@ impl Client {
 }
 
 /// A connection to the first address of `addr` that takes one.
-pub fn open(addr: &str) -> Result<TcpStream, UserError> {
+pub fn open_within(addr: &str, time: Duration) -> Result<TcpStream, UserError> {
     let unreachable = |e: io::Error| errors::unreachable(addr, &e.to_string());
     let mut last = io::Error::other("the name has no address");
     for address in addr.to_socket_addrs().map_err(unreachable)? {
-        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+        match TcpStream::connect_timeout(&address, time.clamp(LOOK, CONNECT_TIMEOUT)) {
             Ok(stream) => return Ok(stream),
             Err(e) => last = e,
         }
@@ -128,10 +203,10 @@ pub fn open(addr: &str) -> Result<TcpStream, UserError> {
 }
 
 /// A timeout and an end of stream, said so that a person knows what to look at.
-fn in_words(error: &io::Error) -> String {
+fn in_words(error: &io::Error, answer_s: f64) -> String {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-            format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())
+            format!("no answer within {answer_s} s")
         }
         io::ErrorKind::UnexpectedEof => "it closed the connection without an answer".to_owned(),
         _ => error.to_string(),

@@ -160,9 +160,13 @@ HTTP port). --bootstrap takes HOST:PORT of a plain listener.";
     BROKER_ANSWER = "CAM-0303", UNREACHABLE, "the broker's answer can not be understood",
 "The broker does not offer an API that this command needs, or its answer does not decode.";
     INTERRUPTED = "CAM-0401", INTERRUPTED, "it was stopped",
-"Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed.";
+"Ctrl-C or SIGTERM came before it was done. What it had made for itself is removed; what could not be removed in time
+(the topic of `camus bench`, if its broker does not answer) is named in the error, with the command that removes it.";
     UNKNOWN_CODE = "CAM-0402", USAGE, "there is no such code",
 "`camus explain` takes a code as it is printed in an error, for instance CAM-0102.";
+    STDOUT = "CAM-0403", USAGE, "standard output can not be written",
+"The answer was there and could not be written: a full disk behind `> FILE`, for instance. A reader that goes away
+(`camus wal dump DIR | head`) is no error.";
     BENCH_TOPIC = "CAM-0601", REFUSED, "the topic of a bench run is not as it should be",
 "`camus bench` makes its topic, and takes one that is there if it has as many partitions as --partitions says. It does
 not change or delete a topic that it did not make: name another one with --topic, delete it yourself, or ask for as
@@ -181,8 +185,10 @@ about 1 MiB where nothing else was said.";
     BENCH_FLAGS = "CAM-0606", USAGE, "these flags do not go together",
 "Each flag is allowed alone, but not with the mode or with another flag. `camus bench --help` says which belong
 together.";
-    BENCH_FILE = "CAM-0607", USAGE, "a file of bench can not be read or written",
-"--json and --svg take a file in a directory that is there; `camus bench plot` reads what --json has written.";
+    BENCH_FILE = "CAM-0607", USAGE, "a file can not be read or written",
+"--json and --svg take a file that can be written; it is opened before the run, and what is in it stays until the run
+has ended well. `camus waltest --json` does the same. `camus bench plot OUT.svg RUN.json ...` reads what --json has
+written, and writes only to a name in .svg that is new or is an SVG already.";
     BENCH_NOTHING = "CAM-0608", REFUSED, "nothing was acknowledged",
 "Not one request of the measured time was answered with success. The broker's own names of the errors are given.";
     BENCH_SPREAD = "CAM-0609", USAGE, "the topic is led by more than one broker",
@@ -646,7 +652,29 @@ pub fn bench_authentication(addr: &str) -> UserError {
 }
 
 pub fn bench_interrupted() -> UserError {
-    UserError { run: "camus bench ... --duration-s 3   (shorter)".to_owned(), ..interrupted() }
+    UserError {
+        done: "nothing was measured, and it left nothing".to_owned(),
+        run: "camus bench ... --duration-s 3   (shorter)".to_owned(),
+        ..interrupted()
+    }
+}
+
+/// After the run ended with `error`, its topic was deleted.
+pub fn bench_topic_deleted(error: UserError) -> UserError {
+    UserError { done: "ended the run and deleted its topic".to_owned(), ..error }
+}
+
+/// --keep-topic, and the run ended with `error`.
+pub fn bench_topic_kept(error: UserError, topic: &str, addr: &str) -> UserError {
+    let done = format!("ended the run; topic {topic} is still there, as --keep-topic asks");
+    UserError { done, run: format!("camus topic delete {topic} --bootstrap {addr}"), ..error }
+}
+
+/// The run ended with `error`, and the broker did not confirm that the topic is gone.
+pub fn bench_topic_left(error: UserError, topic: &str, addr: &str) -> UserError {
+    let done =
+        format!("ended; topic {topic} is still there, as far as is known: its broker did not say that it is gone");
+    UserError { done, run: format!("camus topic delete {topic} --bootstrap {addr}"), ..error }
 }
 
 pub fn bench_lost(addr: &str, why: &str) -> UserError {
@@ -655,7 +683,7 @@ pub fn bench_lost(addr: &str, why: &str) -> UserError {
         "the run was cut short",
         addr,
         why,
-        "ended; the topic may still be there",
+        "ended the run",
         format!("camus topic list --bootstrap {addr}   (does it still answer?)"),
     )
 }
@@ -682,12 +710,20 @@ pub fn bench_flags(what: &str, why: &str) -> UserError {
 pub fn bench_file(path: &Path, why: &str) -> UserError {
     UserError::new(
         BENCH_FILE,
-        "a file of bench can not be read or written",
+        "a file can not be read or written",
         path.display().to_string(),
         why,
         "nothing was written there",
         format!("ls -l {}", path.display()),
     )
+}
+
+pub fn bench_plot_out(path: &Path, why: &str) -> UserError {
+    UserError {
+        what: "the plot would be written to what is no place for it".to_owned(),
+        run: "camus bench plot OUT.svg RUN.json ...   (OUT.svg comes first)".to_owned(),
+        ..bench_file(path, why)
+    }
 }
 
 pub fn bench_nothing(addr: &str, counted: &str) -> UserError {
@@ -709,6 +745,17 @@ pub fn bench_spread(topic: &str, addr: &str) -> UserError {
         "one broker is measured, the one of --bootstrap, and it would refuse what others lead",
         NOT_MEASURED,
         "camus bench ... --bootstrap HOST:PORT   (of a cluster of one)",
+    )
+}
+
+pub fn stdout_unwritten(error: &std::io::Error) -> UserError {
+    UserError::new(
+        STDOUT,
+        "standard output can not be written",
+        "standard output",
+        error.to_string(),
+        "ended; the answer is lost",
+        "ls -l /proc/self/fd/1; df -h .   (the same redirection: is there room?)",
     )
 }
 
@@ -793,12 +840,15 @@ mod tests {
             bench_leaders("camus-bench", "127.0.0.1:9092", 17, 10_000, 120),
             bench_authentication("127.0.0.1:9092"),
             bench_lost("127.0.0.1:9092", "it closed a connection"),
+            bench_topic_left(bench_interrupted(), "camus-bench", "127.0.0.1:9092"),
             bench_record("127.0.0.1:9092", "MESSAGE_TOO_LARGE", 2 << 20),
             bench_observed("process 4711", "No such file or directory (os error 2)", "pgrep -a camus   (or jps)"),
             bench_flags("--codec lz4 does not go with e2e", "the send time is in the record"),
             bench_file(Path::new("run.json"), "No such file or directory (os error 2)"),
+            bench_plot_out(Path::new("run.json"), "its name does not end in .svg"),
             bench_nothing("127.0.0.1:9092", "NOT_LEADER_OR_FOLLOWER 17 times"),
             bench_spread("camus-bench", "127.0.0.1:9092"),
+            stdout_unwritten(&std::io::Error::from_raw_os_error(28)),
         ];
         let text: Vec<String> = errors.iter().map(|e| format!("{e}\n  (exit status {})\n", e.status)).collect();
         assert_golden("errors.txt", &text.join("\n"));

@@ -2,21 +2,35 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
-use crate::errors::UserError;
+use crate::errors::{self, UserError};
 use std::io::Write;
 
-/// An answer, on standard output. A reader that has gone away (`camus wal dump | head`) ends the process quietly.
+/// An answer, on standard output. A reader that has gone away (`camus wal dump | head`) ends the process quietly; an
+/// answer that can not be written (a full disk) is an error: whoever takes status 0 for a result would have none.
 pub fn line(text: impl std::fmt::Display) {
     let mut stdout = std::io::stdout().lock();
-    if writeln!(stdout, "{text}").and_then(|()| stdout.flush()).is_err() {
+    if let Err(e) = writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
+        let status = match e.kind() {
+            std::io::ErrorKind::BrokenPipe => 0,
+            _ => {
+                let unwritten = errors::stdout_unwritten(&e);
+                error(&unwritten);
+                unwritten.status
+            }
+        };
         #[allow(clippy::disallowed_methods)] // nobody reads: there is nothing left to do, and nothing to clean up
-        std::process::exit(0);
+        std::process::exit(status.into());
     }
 }
 
 /// An error in its five parts, on standard error.
 pub fn error(error: &UserError) {
     eprintln!("{error}");
+}
+
+/// What a person should know while it goes on, on standard error.
+pub fn note(text: &str) {
+    eprintln!("{text}");
 }
 
 /// A line on the terminal's standard error that the next one overwrites. The caller knows that it is a terminal.

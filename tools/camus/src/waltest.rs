@@ -3,6 +3,7 @@
 //! What the broker adds to it is what Camus costs; below it nothing that keeps its word can be. The engine writes
 //! ([`camus_engine::io::floor`]); here is what is measured and how it is told.
 
+use crate::bench::Output;
 use crate::doctor::facts::Device;
 use crate::doctor::reader::Reader;
 use crate::errors::{self, UserError, exit};
@@ -13,8 +14,7 @@ use camus_engine::io::{DurableMethod, uring};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,10 +48,9 @@ pub struct Floor {
 /// whatever ends the process.
 ///
 /// # Errors
-/// Where the directory, its file system or its disk do not let it: each in its own words.
-pub fn floor(dir: &Path, seconds: f64) -> Result<Floor, UserError> {
-    let stop = AtomicBool::new(false);
-    let meter = Meter::open(dir, FILE_BYTES, &stop)?;
+/// Where the directory, its file system or its disk do not let it: each in its own words; and when `stop` is set.
+pub fn floor(dir: &Path, seconds: f64, stop: &AtomicBool) -> Result<Floor, UserError> {
+    let meter = Meter::open(dir, FILE_BYTES, stop)?;
     let (write_4k_us, _) = meter.broker(4 << 10, 1, seconds)?;
     let (_, sequential_mb_per_s) = meter.broker(1 << 20, 4, seconds)?;
     Ok(Floor { method: meter.method.to_string(), write_4k_us, sequential_mb_per_s })
@@ -153,14 +152,13 @@ fn name(how: How) -> &'static str {
 /// `camus waltest`: every method, size and depth; rows as they are measured, or JSON.
 pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Result<(), UserError> {
     let unwritten = |to: &str| {
-        // What is missing is what it is to lie in.
-        let path = Path::new(to).parent().unwrap_or(Path::new(to)).to_owned();
-        move |error: io::Error| errors::measure_io(&path, "writing the report", &error)
+        let path = PathBuf::from(to);
+        move |error: io::Error| errors::bench_file(&path, &error.to_string())
     };
     // Before a minute goes by for nothing.
     let mut file = match json {
         None | Some("-") => None,
-        Some(to) => Some(File::create(to).map_err(unwritten(to))?),
+        Some(to) => Some(Output::open(Path::new(to)).map_err(unwritten(to))?),
     };
     let stop = stop_on_signals()?;
     let meter = Meter::open(dir, file_bytes, &stop)?;
@@ -235,7 +233,7 @@ pub fn run(dir: &Path, file_bytes: u64, seconds: f64, json: Option<&str>) -> Res
     let text = serde_json::to_string_pretty(&report).expect("plain data");
     match &mut file {
         None => out::line(text),
-        Some(file) => writeln!(file, "{text}").map_err(unwritten(to))?,
+        Some(file) => file.write(&format!("{text}\n")).map_err(unwritten(to))?,
     }
     Ok(())
 }
@@ -307,7 +305,7 @@ mod tests {
     #[test]
     fn the_floor_is_measured_and_leaves_nothing() {
         let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
-        let floor = floor(dir.path(), 0.05).expect("measured");
+        let floor = floor(dir.path(), 0.05, &AtomicBool::new(false)).expect("measured");
         let written = &floor.write_4k_us;
         assert!(written.count > 0 && written.p50 > 0.0 && written.p50 <= written.p99 && written.p99 <= written.max);
         assert!(floor.sequential_mb_per_s > 0.0);
@@ -315,11 +313,18 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
     }
 
+    #[test]
+    fn a_floor_that_nobody_waits_for_any_more_is_not_measured() {
+        let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
+        let error = floor(dir.path(), 3600.0, &AtomicBool::new(true)).expect_err("it was stopped");
+        assert_eq!(error.code, errors::INTERRUPTED.code);
+    }
+
     /// Lost if it fails: the person's time: what is wrong with a directory is told as something else, or not at all.
     #[test]
     fn what_can_not_be_measured_is_refused_in_its_own_words() {
         let dir = tempfile::tempdir_in(".").expect("a directory on a disk");
-        let refused = |path: &Path| floor(path, 0.01).expect_err("refused");
+        let refused = |path: &Path| floor(path, 0.01, &AtomicBool::new(false)).expect_err("refused");
         let missing = refused(&dir.path().join("nowhere"));
         assert!(missing.code == "CAM-0109" && missing.run.starts_with("mkdir -p "), "{missing}");
         let file = dir.path().join("a-file");

@@ -1,7 +1,7 @@
 //! What is asked of the broker before and after a run, one request at a time: versions, topic, producer ids, offsets.
 
 use super::Progress;
-use crate::client::{Client, REQUEST_TIMEOUT_MS, code_name};
+use crate::client::{Client, Patience, REQUEST_TIMEOUT_MS, code_name};
 use crate::errors::{self, UserError};
 use kafka_protocol::error::ParseResponseErrorCode;
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
@@ -15,9 +15,13 @@ use kafka_protocol::messages::{
     ListOffsetsRequest, MetadataRequest, ProduceRequest, ProducerId, SaslHandshakeRequest, TopicName,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+const FLUSH_MESSAGES: &str = "flush.messages";
+/// A setting of topics that no other broker has.
+const CAMUS_MODE: &str = "camus.mode";
 /// Topics have ids instead of names in later versions of Produce and Fetch.
 const NEWEST_WITH_NAMES: i16 = 12;
 /// Kafka's resource type of a topic.
@@ -41,6 +45,19 @@ pub struct Cluster {
     pub partitions: i32,
     /// The topic was made here.
     pub made: bool,
+    /// It was asked for here, and no answer came.
+    pub unsure: bool,
+}
+
+/// What the broker says of the topic.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Says {
+    /// It answered.
+    pub asked: bool,
+    /// After how many records it says that it flushes; None: it does not set it.
+    pub flush_messages: Option<String>,
+    /// The other side is a Camus, which flushes whatever `flush.messages` is.
+    pub camus: bool,
 }
 
 /// A wait for the broker that has an end.
@@ -79,9 +96,9 @@ fn name(text: &str) -> TopicName {
 
 impl Cluster {
     /// Connects, and finds out whether it may ask anything.
-    pub fn connect(bootstrap: &str, topic: &str) -> Result<Cluster, UserError> {
-        let client = Client::connect(bootstrap)?;
-        let mut cluster = Cluster { client, topic: topic.to_owned(), partitions: 0, made: false };
+    pub fn connect(bootstrap: &str, topic: &str, patience: Patience) -> Result<Cluster, UserError> {
+        let client = Client::connect_within(bootstrap, patience)?;
+        let mut cluster = Cluster { client, topic: topic.to_owned(), partitions: 0, made: false, unsure: false };
         let sasl = cluster.client.version::<SaslHandshakeRequest>(1).is_ok();
         match cluster.client.ask(&MetadataRequest::default().with_topics(Some(Vec::new())), 12) {
             Ok(_) => Ok(cluster),
@@ -123,7 +140,9 @@ impl Cluster {
                 .with_num_partitions(partitions)
                 .with_replication_factor(1),
         ]);
+        self.unsure = true;
         let (answer, _) = self.client.ask(&request, 7)?;
+        self.unsure = false;
         let result = answer.topics.first().ok_or_else(|| self.nothing("CreateTopics"))?;
         if result.error_code == REQUEST_TIMED_OUT {
             self.made = true;
@@ -278,19 +297,35 @@ impl Cluster {
         Ok((offsets, first))
     }
 
-    /// The topic's `flush.messages`, if the broker tells: after how many records it says that it flushes.
-    pub fn flush_messages(&mut self) -> Option<String> {
+    /// What the topic's settings say of flushing, if the broker tells.
+    pub fn says(&mut self) -> Says {
+        self.ask_says().unwrap_or_default()
+    }
+
+    fn ask_says(&mut self) -> Option<Says> {
         let resource = DescribeConfigsResource::default()
             .with_resource_type(RESOURCE_TOPIC)
             .with_resource_name(StrBytes::from_string(self.topic.clone()))
-            .with_configuration_keys(Some(vec![StrBytes::from_static_str("flush.messages")]));
+            .with_configuration_keys(Some([FLUSH_MESSAGES, CAMUS_MODE].map(StrBytes::from_static_str).to_vec()));
         let (answer, _) = self.client.ask(&DescribeConfigsRequest::default().with_resources(vec![resource]), 4).ok()?;
-        let config = answer.results.first()?.configs.iter().find(|c| c.name.as_str() == "flush.messages")?;
-        config.value.as_ref().map(|value| value.as_str().to_owned())
+        let configs = &answer.results.first()?.configs;
+        let value = |name: &str| {
+            let config = configs.iter().find(|c| c.name.as_str() == name)?;
+            config.value.as_ref().map(|value| value.as_str().to_owned())
+        };
+        // Kafka's default is the largest long: never.
+        let flush_messages = value(FLUSH_MESSAGES).filter(|value| value.parse() != Ok(i64::MAX));
+        Some(Says { asked: true, flush_messages, camus: value(CAMUS_MODE).is_some() })
     }
 
-    pub fn delete_topic(&mut self) -> Result<(), UserError> {
-        let request = DeleteTopicsRequest::default().with_timeout_ms(REQUEST_TIMEOUT_MS);
+    /// On a connection of its own: on the one before, an answer may be on its way that nobody waits for any more.
+    /// Takes no longer than `time`, nor than until `stop` is set.
+    pub fn delete_topic(&mut self, time: Duration, stop: Option<Arc<AtomicBool>>) -> Result<(), UserError> {
+        #[allow(clippy::disallowed_methods)] // a tool waits for a broker
+        let until = Some(Instant::now() + time);
+        self.client = Client::connect_within(self.client.addr(), Patience { answer: time, until, stop })?;
+        let broker_ms = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).min(REQUEST_TIMEOUT_MS);
+        let request = DeleteTopicsRequest::default().with_timeout_ms(broker_ms);
         // Names are in another field since version 6.
         let request = match self.client.version::<DeleteTopicsRequest>(6)? >= 6 {
             true => request.with_topics(vec![DeleteTopicState::default().with_name(Some(name(&self.topic)))]),
@@ -325,7 +360,7 @@ mod tests {
             }
             _ => None,
         });
-        let error = Cluster::connect(&addr.to_string(), "t").expect_err("it closes");
+        let error = Cluster::connect(&addr.to_string(), "t", Patience::default()).expect_err("it closes");
         assert_eq!((error.code, error.place), ("CAM-0602", addr.to_string()));
     }
 

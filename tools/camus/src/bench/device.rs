@@ -58,6 +58,25 @@ impl Device {
     }
 }
 
+/// Of a directory that is on no device that counts: what it is on, for the person.
+pub fn kind_of(dir: &Path) -> String {
+    // Source: statfs(2).
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    const OVERLAY: u64 = 0x794c_7630;
+    const BTRFS: u64 = 0x9123_683e;
+    const NFS: u64 = 0x6969;
+    match rustix::fs::statfs(dir).map(|found| found.f_type as u64) {
+        Ok(TMPFS) => "tmpfs",
+        Ok(RAMFS) => "ramfs",
+        Ok(OVERLAY) => "overlayfs, which has no block device of its own",
+        Ok(BTRFS) => "btrfs, which has no block device of its own",
+        Ok(NFS) => "NFS",
+        _ => "no block device of this host",
+    }
+    .to_owned()
+}
+
 fn counters(stat: &str) -> Counters {
     let fields: Vec<u64> = stat.split_whitespace().map(|f| f.parse().unwrap_or(0)).collect();
     let at = |field: usize| fields.get(field).copied().unwrap_or(0);
@@ -79,6 +98,7 @@ mod tests {
     #[test]
     fn a_directory_that_is_not_there_is_told() {
         assert_eq!(Device::of(Path::new("/nowhere/at/all")).expect_err("not there").code, "CAM-0605");
+        assert_eq!(kind_of(Path::new("/dev/shm")), "tmpfs");
         assert_eq!(Device::of(Path::new("/proc")).expect("it is there"), None, "proc is on no device");
     }
 }

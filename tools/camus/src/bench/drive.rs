@@ -33,6 +33,9 @@ const TICK_NS: u64 = 200_000_000;
 const EVENTS_MAX: usize = 256;
 /// Records that were due near the end may still be on their way to the consumer.
 const ARRIVAL_WAIT_NS: u64 = 5_000_000_000;
+/// Errors that are no broker's: due and never sent; acknowledged and never with the consumer.
+pub const NOT_SENT: &str = "NOT_SENT";
+pub const NOT_ARRIVED: &str = "NOT_ARRIVED";
 const MESSAGE_TOO_LARGE: i16 = 10;
 const RECORD_LIST_TOO_LARGE: i16 = 18;
 
@@ -166,11 +169,11 @@ impl Drive<'_> {
         let window = self.recorder.window;
         if let Some((schedule, shares)) = &self.schedule {
             let left = shares.iter().map(|share| share.left(schedule, window.end_ns)).sum();
-            self.recorder.failed_times(window.from_ns, "NOT_SENT", left);
+            self.recorder.failed_times(window.from_ns, NOT_SENT, left);
         }
         if let Some(arrivals) = &self.arrivals {
             let missing = self.recorder.requests().saturating_sub(arrivals.latency.len());
-            self.recorder.failed_times(window.from_ns, "NOT_ARRIVED", missing);
+            self.recorder.failed_times(window.from_ns, NOT_ARRIVED, missing);
         }
     }
 

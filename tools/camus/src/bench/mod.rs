@@ -3,8 +3,8 @@
 //! Flags go in; a text report and, if asked for, JSON and an SVG come out. `flags.rs` what can be asked for; `load.rs`
 //! when requests are due (pure); `encode.rs` requests that are built once; `wire.rs` answers; `conn.rs` a producing and
 //! `fetch.rs` a reading connection; `drive.rs` the loop over all of them; `cluster.rs` topic, producer ids, offsets;
-//! `stats.rs` what adds up; `process.rs` and `device.rs` what the kernel counted; `run.rs` one run from beginning to
-//! end; `report.rs` JSON and text; `plot.rs` the SVG.
+//! `stats.rs` what adds up; `output.rs` its files; `process.rs` and `device.rs` what the kernel counted; `run.rs` one
+//! run from beginning to end; `report.rs` JSON and text; `plot.rs` the SVG.
 
 mod cluster;
 mod conn;
@@ -14,6 +14,7 @@ mod encode;
 mod fetch;
 mod flags;
 mod load;
+mod output;
 mod plot;
 mod process;
 mod report;
@@ -22,6 +23,7 @@ mod stats;
 mod wire;
 
 pub use flags::BenchCommand;
+pub use output::Output;
 
 use crate::errors::UserError;
 use crate::out;

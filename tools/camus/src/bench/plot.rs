@@ -1,9 +1,14 @@
 //! Latency by percentile as an SVG, as HdrHistogram's plots have it: the further right, the rarer; both axes are
 //! logarithmic, so that the tail is as large as the middle.
 
+use super::output;
 use crate::errors::{self, UserError};
 use plotters::coord::combinators::IntoLogRange;
-use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, WHITE};
+use plotters::prelude::{
+    BLACK, ChartBuilder, Color, IntoDrawingArea, IntoTextStyle, LineSeries, PathElement, RGBColor, SVGBackend, Text,
+    WHITE,
+};
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::{Path, PathBuf};
 
 const SIZE: (u32, u32) = (960, 560);
@@ -17,6 +22,9 @@ const COLOURS: &[RGBColor] = &[
     RGBColor(86, 180, 233),
     RGBColor(0, 0, 0),
 ];
+/// A tick of the axis, pixels.
+const TICK: i32 = 5;
+const MEDIAN: &str = "50%";
 /// More lines than this tell nothing.
 const RUNS_MAX: usize = 21;
 
@@ -24,6 +32,8 @@ const RUNS_MAX: usize = 21;
 #[derive(Clone, Debug)]
 pub struct Run {
     pub label: String,
+    /// Mode, rate, durability; empty if it is not known.
+    pub title: String,
     pub distribution: Vec<(f64, f64)>,
 }
 
@@ -41,37 +51,54 @@ pub fn files(out: &Path, files: &[PathBuf], labels: &[String]) -> Result<(), Use
             "--label goes with the files in their order",
         ));
     }
+    let wrong = |why: &str| Err(errors::bench_plot_out(out, why));
+    if out.extension().is_none_or(|e| !e.eq_ignore_ascii_case("svg")) {
+        return wrong("its name does not end in .svg");
+    }
+    if files.iter().any(|file| output::is_same(out, file)) {
+        return wrong("it is one of the runs");
+    }
+    output::check_svg(out)?;
     let mut runs = Vec::with_capacity(files.len());
     for (i, file) in files.iter().enumerate() {
         let stem = || file.file_stem().map_or_else(|| file.display().to_string(), |s| s.to_string_lossy().into_owned());
         let label = labels.get(i).cloned().unwrap_or_else(stem);
-        runs.push(Run { label, distribution: read(file)? });
+        let (title, distribution) = read(file)?;
+        runs.push(Run { label, title, distribution });
     }
-    write(out, &runs)
+    let svg = draw(&runs).map_err(|why| errors::bench_file(out, &why))?;
+    std::fs::write(out, svg).map_err(|e| errors::bench_file(out, &e.to_string()))
 }
 
-/// The distribution in a file that `--json` has written.
-fn read(file: &Path) -> Result<Vec<(f64, f64)>, UserError> {
+/// Title and distribution in a file that `--json` has written.
+fn read(file: &Path) -> Result<(String, Vec<(f64, f64)>), UserError> {
     let wrong = |why: &str| errors::bench_file(file, why);
     let text = std::fs::read_to_string(file).map_err(|e| wrong(&e.to_string()))?;
     let json: serde_json::Value = serde_json::from_str(&text).map_err(|e| wrong(&format!("it is no JSON: {e}")))?;
     let points = json.get("distribution").ok_or_else(|| wrong("it has no distribution: no bench has written it"))?;
     let points: Vec<(f64, f64)> = serde_json::from_value(points.clone()).map_err(|e| wrong(&e.to_string()))?;
     match points.iter().any(|p| p.0 < 100.0) {
-        true => Ok(points),
+        true => Ok((json["title"].as_str().unwrap_or_default().to_owned(), points)),
         false => Err(wrong("its distribution is empty")),
     }
-}
-
-/// Draws the runs. Each line ends at its last percentile below 100.
-pub fn write(file: &Path, runs: &[Run]) -> Result<(), UserError> {
-    let svg = draw(runs).map_err(|why| errors::bench_file(file, &why))?;
-    std::fs::write(file, svg).map_err(|e| errors::bench_file(file, &e.to_string()))
 }
 
 /// One in how many requests is slower than percentile `percentile`.
 fn one_in(percentile: f64) -> f64 {
     100.0 / (100.0 - percentile)
+}
+
+/// What the titles of all runs have in common, and of each what it has for itself. Their parts are parted by `; `.
+fn titles(runs: &[Run]) -> (String, Vec<String>) {
+    let parts: Vec<Vec<&str>> =
+        runs.iter().map(|run| run.title.split("; ").filter(|part| !part.is_empty()).collect()).collect();
+    let is_common = |part: &&str| parts.iter().all(|parts| parts.contains(part));
+    let common: Vec<&str> = parts.first().into_iter().flatten().copied().filter(is_common).collect();
+    let own = parts.iter().map(|parts| {
+        let own: Vec<&str> = parts.iter().copied().filter(|part| !is_common(part)).collect();
+        own.join("; ")
+    });
+    (common.join("; "), own.collect())
 }
 
 /// `90%`, `99.9%`: where one in 10, in 1,000 is slower. Between them nothing is written.
@@ -94,7 +121,14 @@ fn latency(us: f64) -> String {
     }
 }
 
-fn draw(runs: &[Run]) -> Result<String, String> {
+/// Draws the runs. Each line ends at its last percentile below 100.
+pub fn draw(runs: &[Run]) -> Result<String, String> {
+    let (title, own) = titles(runs);
+    let title = if title.is_empty() { "latency by percentile".to_owned() } else { title };
+    let label = |i: usize| match own[i].as_str() {
+        "" => runs[i].label.clone(),
+        own => format!("{} ({own})", runs[i].label),
+    };
     let lines: Vec<Vec<(f64, f64)>> = runs
         .iter()
         .map(|run| run.distribution.iter().filter(|p| p.0 < 100.0).map(|p| (one_in(p.0), p.1.max(0.1))).collect())
@@ -110,6 +144,9 @@ fn draw(runs: &[Run]) -> Result<String, String> {
         area.fill(&WHITE).map_err(|e| failed(&e))?;
         let mut chart = ChartBuilder::on(&area)
             .margin(16)
+            // The last tick's text is as wide as this on each side of it.
+            .margin_right(48)
+            .caption(&title, ("sans-serif", 18))
             .x_label_area_size(44)
             .y_label_area_size(72)
             .build_cartesian_2d((1.0..right).log_scale(), (bottom..top).log_scale())
@@ -124,12 +161,12 @@ fn draw(runs: &[Run]) -> Result<String, String> {
             .bold_line_style(RGBColor(200, 200, 200))
             .draw()
             .map_err(|e| failed(&e))?;
-        for (i, (run, line)) in runs.iter().zip(lines).enumerate() {
+        for (i, line) in lines.into_iter().enumerate() {
             let style = COLOURS[i % COLOURS.len()].stroke_width(2);
             chart
                 .draw_series(LineSeries::new(line, style))
                 .map_err(|e| failed(&e))?
-                .label(run.label.clone())
+                .label(label(i))
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 24, y)], style));
         }
         chart
@@ -141,6 +178,11 @@ fn draw(runs: &[Run]) -> Result<String, String> {
             .border_style(RGBColor(160, 160, 160))
             .draw()
             .map_err(|e| failed(&e))?;
+        // Between the powers of ten the axis has no ticks of its own, and the median is what is looked for first.
+        let (x, y) = chart.backend_coord(&(2.0, bottom));
+        let style = ("sans-serif", 12).into_text_style(&area).pos(Pos::new(HPos::Center, VPos::Top));
+        area.draw(&PathElement::new(vec![(x, y), (x, y + TICK)], BLACK)).map_err(|e| failed(&e))?;
+        area.draw(&Text::new(MEDIAN, (x, y + TICK + 6), style)).map_err(|e| failed(&e))?;
         area.present().map_err(|e| failed(&e))?;
     }
     Ok(svg)
@@ -169,8 +211,21 @@ mod tests {
         let svg = std::fs::read_to_string(&out).expect("written");
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
         assert!(svg.contains("first &lt;1&gt;") && svg.contains("\nb\n"), "{svg}");
-        assert!(svg.contains("99.9%"), "{svg}");
-        assert!(svg.matches("<polyline").count() >= 4, "two lines and two legends");
+        assert!(
+            ["\n50%\n", "\n99%\n", "99.9%", "latency by percentile"].iter().all(|text| svg.contains(text)),
+            "{svg}"
+        );
+        let titled = |title: &str| Run { label: String::new(), title: title.to_owned(), distribution: Vec::new() };
+        let (common, own) = titles(&[titled("open, 5 requests/s; 1 flush"), titled("open, 5 requests/s; 2 flushes")]);
+        assert_eq!((common.as_str(), own), ("open, 5 requests/s", vec!["1 flush".to_owned(), "2 flushes".to_owned()]));
+        assert_eq!(titles(&[titled("a; b")]), ("a; b".to_owned(), vec![String::new()]));
+        assert_eq!(titles(&[titled(""), titled("a")]), (String::new(), vec![String::new(), "a".to_owned()]));
+        for (wrong, inputs) in [(&a, vec![out.clone()]), (&out, vec![a.clone(), out.clone()])] {
+            assert_eq!(files(wrong, &inputs, &[]).expect_err("a result is not overwritten").code, "CAM-0607");
+        }
+        let result = dir.path().join("result.svg");
+        std::fs::write(&result, "{}").expect("written");
+        assert_eq!(files(&result, std::slice::from_ref(&a), &[]).expect_err("no SVG").code, "CAM-0607");
         std::fs::write(&a, "{}").expect("a");
         assert_eq!(files(&out, &[a], &[]).expect_err("no distribution").code, "CAM-0607");
         assert_eq!(files(&out, &[dir.path().join("c")], &[]).expect_err("no file").code, "CAM-0607");

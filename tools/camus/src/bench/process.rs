@@ -49,6 +49,37 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
+/// Whether process `pid` listens on `port`. `None`: this user may not look.
+pub fn listens(pid: u32, port: u16) -> Option<bool> {
+    let listening: Vec<String> = ["tcp", "tcp6"]
+        .iter()
+        .filter_map(|file| fs::read_to_string(format!("/proc/{pid}/net/{file}")).ok())
+        .flat_map(|text| listeners(&text, port))
+        .collect();
+    let mut seen = false;
+    for entry in fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten() {
+        // Files come and go; what can not be read at all is no answer.
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        seen = true;
+        if listening.iter().any(|socket| target.as_os_str() == socket.as_str()) {
+            return Some(true);
+        }
+    }
+    seen.then_some(false)
+}
+
+/// The sockets that listen on `port`, as the links in `/proc/PID/fd` name them. Source: Documentation/networking/
+/// proc_net_tcp.rst: local address and port in hexadecimal, state 0A, the inode as tenth field.
+fn listeners(table: &str, port: u16) -> Vec<String> {
+    let of = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (_, local) = fields.get(1)?.rsplit_once(':')?;
+        let listens = u16::from_str_radix(local, 16).ok()? == port && *fields.get(3)? == "0A";
+        listens.then(|| fields.get(9).map(|inode| format!("socket:[{inode}]"))).flatten()
+    };
+    table.lines().skip(1).filter_map(of).collect()
+}
+
 /// The host's load average over a minute.
 pub fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
@@ -66,6 +97,17 @@ mod tests {
     fn a_process_with_a_strange_name_is_read_right() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 150 30 9 9 20 0 1 0 5 6 7";
         assert_eq!(cpu_ticks(stat), Some(180));
+    }
+
+    /// Lost if it fails: the warning that CPU time and memory are those of another process.
+    #[test]
+    fn who_listens_is_told_from_who_does_not() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let port = listener.local_addr().expect("bound").port();
+        assert_eq!(listens(std::process::id(), port), Some(true));
+        drop(listener);
+        assert_eq!(listens(std::process::id(), port), Some(false));
+        assert_eq!(listens(u32::MAX / 2, port), None, "no such process");
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! One run from beginning to end: look that everything is there, make the topic, drive the load, clean up, report.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Says};
 use super::conn::Producer;
-use super::device::{Counters, Device};
+use super::device::{self, Counters, Device};
 use super::drive::{Arrivals, Clock, Drive};
 use super::encode::{self, Batch, BatchSpec, Template};
 use super::fetch::{Asking, Fetcher};
 use super::flags::{BenchArgs, Mode};
 use super::load::{Schedule, Share, Window, partitions_of};
+use super::output::{self, Output};
 use super::process::{self, Usage};
 use super::report::{self, Report};
 use super::stats::Recorder;
@@ -16,11 +17,12 @@ use crate::errors::{self, UserError};
 use crate::percentiles::histogram;
 use crate::waltest::{self, Floor};
 use crate::{client, out};
+use client::Patience;
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Batches and requests that fill a topic before it is read.
@@ -30,6 +32,8 @@ const FILL_ATTEMPTS_MAX: usize = 20;
 const FILL_AGAIN: Duration = Duration::from_millis(250);
 /// The consumer of an end-to-end run waits for records this long, and gets them one by one if they come so.
 const CONSUMER_WAIT_MS: i32 = 500;
+/// Deleting the topic after a signal.
+const CLEAN_UP_AFTER_SIGNAL: Duration = Duration::from_secs(2);
 /// A load that ends by itself and not by the clock.
 const NO_END_NS: u64 = u64::MAX / 4;
 
@@ -46,6 +50,8 @@ pub struct Sample {
 struct Watched {
     pid: Option<u32>,
     device: Option<Device>,
+    /// What will be missing from the report, or may be wrong in it.
+    warnings: Vec<String>,
     /// Somebody wants it to end.
     stop: Arc<AtomicBool>,
 }
@@ -62,7 +68,23 @@ impl Watched {
             return Err(errors::bench_observed(&shown, "it is no directory", &format!("ls -ld {shown}")));
         }
         let device = args.data_dir.as_deref().map(Device::of).transpose()?.flatten();
-        Ok(Watched { pid: args.broker_pid, device, stop: waltest::stop_on_signals()? })
+        let mut warnings = Vec::new();
+        if let Some(dir) = args.data_dir.as_deref().filter(|_| device.is_none()) {
+            let kind = device::kind_of(dir);
+            warnings.push(format!("{} lies on {kind}: nothing is counted of its disk", dir.display()));
+        }
+        let port = args.bootstrap.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+        if let Some((pid, port)) = args.broker_pid.zip(port)
+            && process::listens(pid, port) == Some(false)
+        {
+            let whose = "its CPU time, memory and writes may not be the broker's";
+            warnings.push(format!("process {pid} does not listen on port {port}: {whose}"));
+        }
+        Ok(Watched { pid: args.broker_pid, device, warnings, stop: waltest::stop_on_signals()? })
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
     fn sample(&self) -> Result<Sample, UserError> {
@@ -77,30 +99,39 @@ impl Watched {
 /// Does what was asked for and prints what came of it.
 pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     args.check()?;
-    for file in [&args.json, &args.svg].into_iter().flatten().filter(|f| f.as_os_str() != "-") {
-        check_writable(file)?;
-    }
+    let files = Files::open(args)?;
     crate::process::raise_limits();
     let watched = Watched::find(args)?;
+    for warning in &watched.warnings {
+        out::note(&format!("warning: {warning}"));
+    }
     let mut progress = Progress::new();
-    let mut cluster = Cluster::connect(&args.bootstrap, &args.topic)?;
+    let answer = Duration::from_secs(args.timeout_s.into());
+    let patience = Patience { answer, until: None, stop: Some(watched.stop.clone()) };
+    let stopped = |e| if watched.is_stopped() { errors::bench_interrupted() } else { e };
+    let mut cluster = Cluster::connect(&args.bootstrap, &args.topic, patience).map_err(stopped)?;
     let load_before = process::load();
-    let before = floor(args, &mut progress, "before")?;
+    let before = floor(args, &watched, &mut progress, "before")?;
     let measured = match topic(args, &mut cluster, &watched.stop, &mut progress) {
         Ok(()) => measure(args, &mut cluster, &watched, &mut progress),
         Err(e) => Err(e),
     };
-    let flush_messages = cluster.flush_messages();
-    if cluster.made && !args.keep_topic {
-        // If the run failed, its own error says more.
-        let deleted = cluster.delete_topic();
-        if measured.is_ok() {
-            deleted?;
-        }
-    }
-    let (measured, started) = measured?;
+    let says = if measured.is_ok() { cluster.says() } else { Says::default() };
+    let gone = clean_up(args, &mut cluster, &watched, &mut progress);
+    let (measured, started) = measured.map_err(|e| match gone {
+        Gone::Deleted => errors::bench_topic_deleted(stopped(e)),
+        Gone::Never => stopped(e),
+        Gone::Kept => errors::bench_topic_kept(stopped(e), &args.topic, &args.bootstrap),
+        Gone::Left(_) => errors::bench_topic_left(stopped(e), &args.topic, &args.bootstrap),
+    })?;
     let load_after = process::load();
-    let after = floor(args, &mut progress, "after")?;
+    let (after, mut late) = match floor(args, &watched, &mut progress, "after") {
+        Ok(after) => (after, None),
+        Err(e) => (None, Some(e)),
+    };
+    if let Gone::Left(e) = gone {
+        late = Some(errors::bench_topic_left(e, &args.topic, &args.bootstrap));
+    }
     progress.end();
     let recorder = &measured.recorder;
     if recorder.requests() == 0 {
@@ -112,38 +143,105 @@ pub fn run(args: &BenchArgs) -> Result<(), UserError> {
     let report = Report::of(&held, &measured, watched.device.as_ref(), started)
         .with_host(load_before, load_after)
         .with_floor(before, after)
-        .with_flush_messages(flush_messages);
-    let text = report.json();
-    match &args.json {
-        Some(file) if file.as_os_str() == "-" => out::line(&text),
-        Some(file) => {
-            std::fs::write(file, format!("{text}\n")).map_err(|e| errors::bench_file(file, &e.to_string()))?;
-            out::line(report::text(&report));
-        }
-        None => out::line(report::text(&report)),
+        .with_topic(cluster.made, &watched.warnings)
+        .with_says(says);
+    let written = files.write(args, report);
+    match late {
+        Some(e) => Err(e),
+        None => written,
     }
-    match &args.svg {
-        Some(file) => {
+}
+
+/// Where the results go, besides the terminal.
+#[derive(Debug)]
+struct Files {
+    json: Option<Output>,
+    svg: Option<Output>,
+}
+
+impl Files {
+    /// Before a long run: each can be written.
+    fn open(args: &BenchArgs) -> Result<Files, UserError> {
+        let open = |file: &Path| Output::open(file).map_err(|e| errors::bench_file(file, &e.to_string()));
+        let json = args.json.as_deref().filter(|file| file.as_os_str() != "-");
+        if let Some(svg) = &args.svg {
+            output::check_svg(svg)?;
+            if json.is_some_and(|json| output::is_same(json, svg)) {
+                return Err(errors::bench_file(svg, "--json and --svg name the same file"));
+            }
+        }
+        Ok(Files { json: json.map(open).transpose()?, svg: args.svg.as_deref().map(open).transpose()? })
+    }
+
+    /// What a person reads comes first: it is there whatever becomes of the files.
+    fn write(self, args: &BenchArgs, report: Report) -> Result<(), UserError> {
+        let Files { json, svg } = self;
+        let text = report.json();
+        let failed = |file: &Path| {
+            let file = file.to_owned();
+            move |e: std::io::Error| errors::bench_file(&file, &e.to_string())
+        };
+        match args.json.as_deref() {
+            Some(file) if file.as_os_str() == "-" => out::line(&text),
+            _ => out::line(report::text(&report)),
+        }
+        let written = match (json, args.json.as_deref()) {
+            (Some(mut json), Some(file)) => json.write(&format!("{text}\n")).map_err(failed(file)),
+            _ => Ok(()),
+        };
+        if let (Some(mut svg), Some(file)) = (svg, args.svg.as_deref()) {
             let label = format!("{} {}", report.mode_name(), args.bootstrap);
-            plot::write(file, &[plot::Run { label, distribution: report.distribution }])
+            let run = plot::Run { label, title: report.title, distribution: report.distribution };
+            let drawn = plot::draw(&[run]).map_err(|why| errors::bench_file(file, &why))?;
+            svg.write(&drawn).map_err(failed(file))?;
         }
-        None => Ok(()),
+        written
     }
 }
 
-/// Before a long run: is there a directory for its file?
-fn check_writable(file: &Path) -> Result<(), UserError> {
-    let dir = file.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match dir.is_dir() {
-        true => Ok(()),
-        false => Err(errors::bench_file(file, &format!("{} is no directory", dir.display()))),
+/// What became of the topic.
+#[derive(Debug)]
+enum Gone {
+    /// It is not of this run.
+    Never,
+    /// It is of this run, and was to stay.
+    Kept,
+    Deleted,
+    /// It is of this run, or may be, and is there as far as is known.
+    Left(UserError),
+}
+
+/// Deletes the topic if it was made here. After a signal the person waits for it: then it takes no longer than
+/// [`CLEAN_UP_AFTER_SIGNAL`], and a signal that comes meanwhile ends it.
+fn clean_up(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress: &mut Progress) -> Gone {
+    if cluster.unsure {
+        return Gone::Left(errors::unreachable(&args.bootstrap, "it did not say whether it made the topic"));
+    }
+    if !cluster.made {
+        return Gone::Never;
+    }
+    if args.keep_topic {
+        return Gone::Kept;
+    }
+    let deleted = if watched.is_stopped() {
+        progress.end();
+        out::note(&format!("deleting topic {}; Ctrl-C again to leave it", args.topic));
+        // The flag is set already, and its second signal ends the process.
+        cluster.delete_topic(CLEAN_UP_AFTER_SIGNAL, None)
+    } else {
+        cluster.delete_topic(Duration::from_secs(args.timeout_s.into()), Some(watched.stop.clone()))
+    };
+    match deleted {
+        Ok(()) => Gone::Deleted,
+        Err(e) => Gone::Left(e),
     }
 }
 
-fn floor(args: &BenchArgs, progress: &mut Progress, when: &str) -> Result<Option<Floor>, UserError> {
+fn floor(args: &BenchArgs, watched: &Watched, progress: &mut Progress, when: &str) -> Result<Option<Floor>, UserError> {
     let Some(dir) = &args.floor_dir else { return Ok(None) };
-    progress.say(&format!("measuring the disk by itself ({when})"));
-    waltest::floor(dir, args.floor_s).map(Some)
+    progress.say(&format!("measuring the disk by itself ({when}, {} s)", 2.0 * args.floor_s));
+    let measured = waltest::floor(dir, args.floor_s, &watched.stop);
+    measured.map(Some).map_err(|e| if watched.is_stopped() { errors::bench_interrupted() } else { e })
 }
 
 fn topic(args: &BenchArgs, cluster: &mut Cluster, stop: &AtomicBool, progress: &mut Progress) -> Result<(), UserError> {
@@ -196,7 +294,7 @@ fn measure(
     };
     let schedule = args.is_open().then(|| {
         let shares = (0..args.connections).map(|c| Share::new(c, args.connections)).collect();
-        (Schedule::new(start, args.rate), shares)
+        (Schedule::new(start, args.rate()), shares)
     });
     let started = wall_ms();
     let mut drive = Drive {
@@ -241,7 +339,7 @@ fn template_of(args: &BenchArgs, cluster: &Cluster, batch: &Batch) -> Result<Tem
 
 /// A connection of the load, to the broker of --bootstrap.
 fn connect(args: &BenchArgs) -> Result<TcpStream, UserError> {
-    let stream = client::open(&args.bootstrap)?;
+    let stream = client::open_within(&args.bootstrap, Duration::from_secs(args.timeout_s.into()))?;
     stream
         .set_nonblocking(true)
         .and_then(|()| stream.set_nodelay(true))
@@ -302,7 +400,7 @@ fn fill(args: &BenchArgs, cluster: &mut Cluster, watched: &Watched, progress: &m
     let records = args.records().max(FILL_BATCH_BYTES / args.record_bytes.max(1));
     let template = template_of(args, cluster, &batch_of(args, records)?)?;
     let bytes = (records * args.record_bytes) as u64;
-    let mut left = (args.fill_mb * 1_000_000).div_ceil(bytes.max(1));
+    let mut left = args.fill_mb().saturating_mul(1_000_000).div_ceil(bytes.max(1));
     for again in 0..FILL_ATTEMPTS_MAX {
         progress.say(&format!("filling the topic with {} MB", left * bytes / 1_000_000));
         let errors = fill_once(args, cluster, watched, progress, &template, records, left)?;

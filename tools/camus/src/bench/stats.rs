@@ -102,10 +102,16 @@ impl Recorder {
     }
 }
 
+/// To so many digits after the point: more are noise, and no reader of JSON needs them.
+pub fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10f64.powi(digits);
+    (value * scale).round() / scale
+}
+
 /// Percentile and latency in µs, finer towards the end: ten steps for each halving of what is left.
 pub fn distribution(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
     histogram
         .iter_quantiles(10)
-        .map(|v| ((v.quantile_iterated_to() * 100.0).min(100.0), v.value_iterated_to() as f64 / 1e3))
+        .map(|v| (rounded((v.quantile_iterated_to() * 100.0).min(100.0), 8), v.value_iterated_to() as f64 / 1e3))
         .collect()
 }
