@@ -280,6 +280,8 @@ struct ConnState {
     writer: Option<Waker>,
     /// The reader, the writer will be woken.
     reading: bool,
+    /// It is read in the next turn, without being told: in `Hub::again`.
+    again: bool,
     blocked: bool,
     /// It is shut down, and glommio waits for nothing to read any more.
     quiet: bool,
@@ -297,7 +299,8 @@ impl Borrow<Socket> for Lent {
 fn connection(stream: TcpStream) -> Conn {
     // SAFETY: open as long as the stream is, which the same `Conn` holds; and never closed by this one.
     let socket = Lent(ManuallyDrop::new(unsafe { Socket::from_raw_fd(stream.as_raw_fd()) }));
-    let own = ConnState { stream, reader: None, writer: None, reading: false, blocked: false, quiet: false };
+    let own =
+        ConnState { stream, reader: None, writer: None, reading: false, again: false, blocked: false, quiet: false };
     Conn::new(socket, own)
 }
 
@@ -618,13 +621,13 @@ impl Core {
     }
 
     fn receive<D: Driver>(&mut self, recv: &mut [u8], driver: &mut D, slot: u32) {
-        if let Some((id, conn)) = self.conns.at(slot) {
-            conn.own.reading = false;
-            if conn.closing.is_some() {
-                return self.mark_dirty(id);
-            }
+        let Some((id, conn)) = self.conns.at(slot) else { return };
+        (conn.own.reading, conn.own.again) = (false, false);
+        if conn.closing.is_some() {
+            return self.mark_dirty(id);
         }
-        for _ in 0..ROUNDS_MAX {
+        let rounds = if self.spares(id) { 1 } else { ROUNDS_MAX };
+        for _ in 0..rounds {
             // The driver may have paused or closed it meanwhile.
             let Some((id, conn)) = self.conns.at(slot) else { return };
             if !conn.want_bytes || conn.connecting || conn.closing.is_some() {
@@ -638,7 +641,16 @@ impl Core {
                 Poll::Ready(Err(error)) => return self.begin_close(id, reason(&error)),
             }
         }
-        self.kernel.again.push(Key::Read(slot));
+        self.read_again(slot);
+    }
+
+    /// Once, however often it is asked for.
+    fn read_again(&mut self, slot: u32) {
+        if let Some((_, conn)) = self.conns.at(slot)
+            && !std::mem::replace(&mut conn.own.again, true)
+        {
+            self.kernel.again.push(Key::Read(slot));
+        }
     }
 
     /// What a connection waited for to write, or to be connected, has come.
@@ -697,7 +709,7 @@ impl Core {
             if conn.closing.is_some() {
                 self.let_go(id);
             } else if conn.want_bytes && !conn.connecting && !conn.own.reading {
-                self.kernel.again.push(Key::Read(slot));
+                self.read_again(slot);
             }
         }
     }
