@@ -74,17 +74,13 @@ impl TailCache {
         self.groups.get(n).filter(|group| holds(group))
     }
 
-    /// The body of a record, if its group is here. Its head is not looked at: that is a line of memory for each record,
-    /// and the place comes from an index that was made from what was written.
+    /// The body of a record, if its group is here.
     pub fn body(&self, at: RecordAt) -> Option<Bytes> {
         let group = self.group(at.segment, at.at)?;
-        let from = (at.at - group.at) as usize + RECORD_HEAD_BYTES;
-        debug_assert_eq!(
-            DiskHead::read(&group.bytes[from - RECORD_HEAD_BYTES..from]).body_bytes,
-            at.len,
-            "{at:?} does not name a record"
-        );
-        Some(group.bytes.slice(from..from + at.len as usize))
+        let from = (at.at - group.at) as usize;
+        let head = DiskHead::read(&group.bytes[from..from + RECORD_HEAD_BYTES]);
+        assert!(head.body_bytes == at.len, "{at:?} does not name a record: its head says {} bytes", head.body_bytes);
+        Some(group.bytes.slice(from + RECORD_HEAD_BYTES..from + RECORD_HEAD_BYTES + at.len as usize))
     }
 }
 
