@@ -7,7 +7,7 @@
 
 use super::buf::ChunkPool;
 use super::real::{Transfer, What};
-use super::uring::{DISK_TAG, RingDisk, Submission};
+use super::uring::{DISK_TAG, RingDisk, Submission, core_ring};
 use super::{BlockBuf, DiskDone, DiskErrorKind, DurableMethod, FileId, OpId, background, blocking, files};
 use crate::limits::{BLOCK_BYTES, WAL_CHUNK_BYTES, WAL_GROUPS_IN_FLIGHT_MAX};
 use crate::rt::{Waker, rng::Rng};
@@ -110,14 +110,7 @@ pub fn ring_probe() -> io::Result<()> {
 }
 
 fn ring() -> io::Result<IoUring> {
-    let ring = IoUring::builder()
-        .setup_single_issuer()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .setup_submit_all()
-        .build(4 * WAL_GROUPS_IN_FLIGHT_MAX as u32)?;
-    let whole = ring.params().is_feature_nodrop() && ring.params().is_feature_ext_arg();
-    if whole { Ok(ring) } else { Err(io::Error::from_raw_os_error(libc::ENOSYS)) }
+    core_ring(4 * WAL_GROUPS_IN_FLIGHT_MAX as u32, None)
 }
 
 /// A pre-written file without a name, and what is written to it. Lives on the thread that made it.

@@ -15,7 +15,7 @@ use super::{BlockBuf, DiskDone, DiskOk, DurableMethod};
 use crate::rt::Waker;
 use crate::stats::CoreStats;
 use crate::types::CoreId;
-use io_uring::{Submitter, opcode, squeue, types};
+use io_uring::{IoUring, Submitter, opcode, squeue, types};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::fs;
@@ -30,6 +30,19 @@ use std::sync::atomic::Ordering;
 pub(crate) const DISK_TAG: u64 = 1 << 63;
 /// Tells a write's flush from the write.
 const FLUSH_TAG: u64 = 1 << 32;
+
+/// A ring as a core has it: of one thread, which is told of completions when it asks. `completions`: `None` for the
+/// kernel's choice. ENOSYS where it would lose completions.
+pub(crate) fn core_ring(entries: u32, completions: Option<u32>) -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all();
+    if let Some(completions) = completions {
+        builder.setup_cqsize(completions);
+    }
+    let ring = builder.build(entries)?;
+    let is_whole = ring.params().is_feature_nodrop() && ring.params().is_feature_ext_arg();
+    if is_whole { Ok(ring) } else { Err(io::Error::from_raw_os_error(libc::ENOSYS)) }
+}
 
 /// What goes to the ring as one.
 pub(crate) enum Submission {

@@ -18,10 +18,10 @@ use super::machine;
 use super::outgoing::Outgoing;
 use super::poll::reason;
 use super::real::{self, Kernel, Local};
-use super::uring::with_patience;
+use super::uring::{disk_on, with_patience};
 use super::{CloseReason, ConnId, Driver, Event, Turn};
 use crate::io::uring::DISK_TAG;
-use crate::io::uring::{RingDisk, RingTransfers, Submission, probe};
+use crate::io::uring::{RingTransfers, Submission};
 use crate::types::Mono;
 use futures_io::{AsyncRead, AsyncWrite};
 use glommio::io::BufferedFile;
@@ -63,10 +63,6 @@ pub(super) struct GlommioShell {
 impl GlommioShell {
     pub(super) fn new(config: &CoreConfig) -> Result<GlommioShell, RtError> {
         let setup = |what: String| move |error| RtError::Setup { what, error };
-        let method = match config.durable {
-            Some(method) => method,
-            None => probe(&config.wal_dir).map_err(setup(format!("the WAL directory {}", config.wal_dir.display())))?,
-        };
         let ring = with_patience("the disk's ring", || {
             let mut builder = IoUring::builder();
             builder.setup_single_issuer().setup_submit_all().setup_cqsize(config.tuning.ring_completions);
@@ -75,15 +71,7 @@ impl GlommioShell {
         ring.submitter()
             .register_eventfd(config.bell.fd().as_raw_fd())
             .map_err(setup("the eventfd of the disk's ring".to_owned()))?;
-        let disk = RingDisk::new(
-            config.core,
-            config.wal_dir.clone(),
-            method,
-            config.regions.clone(),
-            config.bell.waker(),
-            config.stats.clone(),
-            &ring.submitter(),
-        );
+        let disk = disk_on(&ring, config)?;
         // The thread is pinned already, if it is to be.
         let executor = LocalExecutorBuilder::new(Placement::Unbound)
             .io_memory(IO_MEMORY_BYTES)

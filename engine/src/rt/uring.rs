@@ -19,7 +19,7 @@ use super::outgoing::Outgoing;
 use super::real::{self, Blocks, Kernel, Local};
 use super::{CloseReason, ConnId, Driver, Event};
 use crate::io::buf::AlignedBuf;
-use crate::io::uring::{DISK_TAG, RingDisk, RingTransfers, Submission, probe};
+use crate::io::uring::{DISK_TAG, RingDisk, RingTransfers, Submission, core_ring, probe};
 use crate::limits::BLOCK_BYTES;
 use crate::types::Mono;
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue, types};
@@ -91,25 +91,10 @@ pub(super) struct UringShell {
 
 impl UringShell {
     pub(super) fn new(config: &CoreConfig) -> Result<UringShell, RtError> {
-        let setup = |what: &str| {
-            let what = format!("{what} {}", config.wal_dir.display());
-            move |error| RtError::Setup { what, error }
-        };
-        let method = match config.durable {
-            Some(method) => method,
-            None => probe(&config.wal_dir).map_err(setup("the WAL directory"))?,
-        };
-        let ring = build_ring(config)?;
+        let tuning = &config.tuning;
+        let ring = with_patience("a ring", || core_ring(tuning.ring_entries, Some(tuning.ring_completions)))?;
         let recv = with_patience("receive buffers", || RecvBufs::new(&ring, config))?;
-        let disk = RingDisk::new(
-            config.core,
-            config.wal_dir.clone(),
-            method,
-            config.regions.clone(),
-            config.bell.waker(),
-            config.stats.clone(),
-            &ring.submitter(),
-        );
+        let disk = disk_on(&ring, config)?;
         let kernel = Ring {
             ring,
             backlog: VecDeque::new(),
@@ -135,21 +120,24 @@ impl UringShell {
     }
 }
 
-fn build_ring(config: &CoreConfig) -> Result<IoUring, RtError> {
-    let ring = with_patience("a ring", || {
-        IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_submit_all()
-            .setup_cqsize(config.tuning.ring_completions)
-            .build(config.tuning.ring_entries)
-    })?;
-    if !(ring.params().is_feature_nodrop() && ring.params().is_feature_ext_arg()) {
-        let error = io::Error::from_raw_os_error(libc::ENOSYS);
-        return Err(RtUnavailable { what: "a ring that loses no completion", error }.into());
-    }
-    Ok(ring)
+/// The disk of a core on this ring, by the method that its configuration names or a probe finds.
+pub(super) fn disk_on(ring: &IoUring, config: &CoreConfig) -> Result<RingDisk, RtError> {
+    let method = match config.durable {
+        Some(method) => method,
+        None => probe(&config.wal_dir).map_err(|error| {
+            let what = format!("the WAL directory {}", config.wal_dir.display());
+            RtError::Setup { what, error }
+        })?,
+    };
+    Ok(RingDisk::new(
+        config.core,
+        config.wal_dir.clone(),
+        method,
+        config.regions.clone(),
+        config.bell.waker(),
+        config.stats.clone(),
+        &ring.submitter(),
+    ))
 }
 
 /// Tries again while memory is missing; says that io_uring is not available where that is the reason.
@@ -763,19 +751,24 @@ mod tests {
         entries.filter(|op| *op != Op::Wake).collect()
     }
 
+    /// Of a core whose ring nothing is ever submitted to, so that it may be dropped.
+    fn with_one_connection() -> (Core, Inbox, ConnId) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = CoreConfig::new(CoreId(0), dir.path().to_owned(), Bell::new().expect("a descriptor"));
+        let UringShell { core, inbox } = UringShell::new(&config).expect("a ring");
+        let (mut core, inbox) = (ManuallyDrop::into_inner(core), ManuallyDrop::into_inner(inbox));
+        let (socket, _) = Socket::pair(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("sockets");
+        let conn = core.conns.insert(Conn::new(socket, ConnState::default()));
+        core.mark_dirty(conn);
+        (core, inbox, conn)
+    }
+
     /// Lost if it fails: the bound on what a client can make the broker take: a multishot receive that is just being
     /// queued again is not found by its cancel (ENOENT), and goes on.
     #[test]
     fn a_pause_that_did_not_find_its_receive_is_asked_for_again_until_it_ends() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let config = CoreConfig::new(CoreId(0), dir.path().to_owned(), Bell::new().expect("a descriptor"));
-        let UringShell { core, inbox } = UringShell::new(&config).expect("a ring");
-        // Nothing is ever submitted to the ring, so both may be dropped.
-        let (mut core, mut inbox) = (ManuallyDrop::into_inner(core), ManuallyDrop::into_inner(inbox));
+        let (mut core, mut inbox, conn) = with_one_connection();
         let mut driver = Told::default();
-        let (socket, _peer) = Socket::pair(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("sockets");
-        let conn = core.conns.insert(Conn::new(socket, ConnState::default()));
-        core.mark_dirty(conn);
         Ring::settle(&mut core).expect("nothing can fail");
         assert_eq!(asked(&mut core), [Op::Receive, Op::HangUp]);
         core.set_receiving(conn, false);
@@ -812,15 +805,8 @@ mod tests {
     /// moment, until it has been idle for long: the kernel does not tell of an end right behind bytes.
     #[test]
     fn an_end_that_the_receive_does_not_tell_of_is_looked_for_when_the_peer_hangs_up() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let config = CoreConfig::new(CoreId(0), dir.path().to_owned(), Bell::new().expect("a descriptor"));
-        let UringShell { core, inbox } = UringShell::new(&config).expect("a ring");
-        // Nothing is ever submitted to the ring, so both may be dropped.
-        let (mut core, mut inbox) = (ManuallyDrop::into_inner(core), ManuallyDrop::into_inner(inbox));
+        let (mut core, mut inbox, conn) = with_one_connection();
         let mut driver = Told::default();
-        let (socket, _peer) = Socket::pair(socket2::Domain::UNIX, socket2::Type::STREAM, None).expect("sockets");
-        let conn = core.conns.insert(Conn::new(socket, ConnState::default()));
-        core.mark_dirty(conn);
         let mut done = |core: &mut Core, op: Op, result| {
             core.completed(&mut inbox.recv, &mut driver, op.tag(conn.slot), result, 0);
             Ring::settle(core).expect("nothing can fail");
