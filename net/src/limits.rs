@@ -41,8 +41,7 @@ pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// A client that is in the way and moves nothing for this long is closed when memory is short.
 pub const CLIENT_STUCK: std::time::Duration = std::time::Duration::from_secs(10);
 /// The same when answers take more than their half of the clients' budget, or batches have no room in the log because
-/// answers hold its buffers; or when requests do, for the one that has
-/// the turn. Others wait for it.
+/// answers hold its buffers; or when requests do, for the one that has the turn. Others wait for it.
 pub const CLIENT_STUCK_SHORT: std::time::Duration = std::time::Duration::from_secs(1);
 /// What a connection may hold of requests and still go on when larger ones wait for their turn, as long as the
 /// whole budget of clients is not spent.

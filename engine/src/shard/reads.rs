@@ -271,11 +271,15 @@ impl DiskReads {
     pub fn kept(&self, wal: &Wal, partition: PartitionId, at: RecordAt, near: &mut Option<Extent>) -> Option<Part> {
         let span = Span::of(at);
         if !near.as_ref().is_some_and(|extent| extent.span.holds(span)) {
-            let before = self.kept.range(..=(span.place(), u64::MAX)).rev().take(OVERLAPS_MAX);
-            let found = before.map(|(_, extent)| extent).find(|extent| extent.span.holds(span))?;
-            *near = Some(found.clone());
+            *near = Some(self.extent(span)?.clone());
         }
         near.as_ref().map(|extent| self.part_of(wal, extent, at, partition))
+    }
+
+    /// The kept extent that these blocks lie in.
+    fn extent(&self, span: Span) -> Option<&Extent> {
+        let before = self.kept.range(..=(span.place(), u64::MAX)).rev().take(OVERLAPS_MAX);
+        before.map(|(_, extent)| extent).find(|extent| extent.span.holds(span))
     }
 
     /// One batch of an extent, checked. A copy if readers hold so much that there is little room to read into.
@@ -402,9 +406,7 @@ impl DiskReads {
         }
         stream.ahead_bytes += sum;
         for span in spans.into_iter().chain(open) {
-            let before = self.kept.range(..=(span.place(), u64::MAX)).rev().take(OVERLAPS_MAX);
-            let is_kept = before.map(|(_, extent)| extent.span).any(|other| other.holds(span));
-            if !is_kept && !self.flights.values().any(|flight| flight.span.holds(span)) {
+            if self.extent(span).is_none() && !self.flights.values().any(|flight| flight.span.holds(span)) {
                 self.want(span);
                 self.ahead.push_back(span.place());
             }
