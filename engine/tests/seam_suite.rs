@@ -614,6 +614,19 @@ fn a_connection_that_is_closed_by_the_driver_ends_once(choice: IoChoice) {
     clients.join().unwrap();
 }
 
+/// A client that writes the first MiB of the pattern again and again, until it is closed.
+fn write_pattern_for_ever(addr: SocketAddr) {
+    let mut client = TcpStream::connect(addr).unwrap();
+    let (chunk, mut sent) = (pattern_bytes(0, 1 << 20), 0u64);
+    loop {
+        let at = (sent % (1 << 20)) as usize;
+        match client.write(&chunk[at..(at + 65_536).min(1 << 20)]) {
+            Ok(n) => sent += n as u64,
+            Err(_) => return,
+        }
+    }
+}
+
 /// Lost if it fails: the bound on what one client can make the broker take.
 fn a_pause_takes_hold_while_bytes_keep_coming(choice: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
@@ -623,15 +636,7 @@ fn a_pause_takes_hold_while_bytes_keep_coming(choice: IoChoice) {
     config.tuning.recv_buffer_bytes = 128;
     let (addr, got_addr) = mpsc::channel();
     let client = thread::spawn(move || {
-        let mut client = TcpStream::connect::<SocketAddr>(got_addr.recv().unwrap()).unwrap();
-        let (chunk, mut sent) = (pattern_bytes(0, 1 << 20), 0u64);
-        loop {
-            let at = (sent % (1 << 20)) as usize;
-            match client.write(&chunk[at..(at + 65_536).min(1 << 20)]) {
-                Ok(n) => sent += n as u64,
-                Err(_) => return,
-            }
-        }
+        write_pattern_for_ever(got_addr.recv().unwrap());
     });
     // After a pause the loop is busy with other things for this many turns, and nothing may come in the later half.
     const TURNS: u32 = 60;
@@ -688,19 +693,9 @@ fn while_it_spares_a_turn_brings_one_buffer_of_each_connection(choice: IoChoice)
     let (addr, got_addr) = mpsc::channel();
     let clients = thread::spawn(move || {
         let addr: SocketAddr = got_addr.recv().unwrap();
-        let chunk = pattern_bytes(0, 1 << 20);
         thread::scope(|scope| {
             for _ in 0..CLIENTS {
-                scope.spawn(|| {
-                    let (mut client, mut sent) = (TcpStream::connect(addr).unwrap(), 0u64);
-                    loop {
-                        let at = (sent % (1 << 20)) as usize;
-                        match client.write(&chunk[at..(at + 65_536).min(1 << 20)]) {
-                            Ok(n) => sent += n as u64,
-                            Err(_) => return,
-                        }
-                    }
-                });
+                scope.spawn(|| write_pattern_for_ever(addr));
             }
         });
     });

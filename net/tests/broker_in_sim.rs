@@ -659,6 +659,18 @@ fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
     }
 }
 
+/// On one core or two, with little memory for clients: partition 0 of two has eight batches of 500 KB.
+fn with_large_batches(seed: u64, clients_bytes_max: usize) -> (SimBroker, Conn) {
+    let shape = Shape { cores: 1 + seed as usize % 2, clients_bytes_max, segment_bytes: 1 << 20, ..Shape::default() };
+    let mut broker = SimBroker::new(seed, shape);
+    let mut conn = Conn::open(&mut broker);
+    assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
+    for value in 0..8 {
+        assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 500_000, (-1, -1, -1))).0, 0);
+    }
+    (broker, conn)
+}
+
 /// Lost if it fails: the time of everybody on that core, to a few clients that ask for much and read nothing. A reader
 /// that is only slow is closed for their sake last, and not at all once there is memory again.
 #[test]
@@ -666,18 +678,7 @@ fn answers_that_nobody_takes_hold_up_nobody_else_and_are_bounded() {
     for seed in seeds(0..4) {
         let _seed = Seed(seed);
         let budget = 4 << 20;
-        let shape = Shape {
-            cores: 1 + seed as usize % 2,
-            clients_bytes_max: budget,
-            segment_bytes: 1 << 20,
-            ..Shape::default()
-        };
-        let mut broker = SimBroker::new(seed, shape);
-        let mut conn = Conn::open(&mut broker);
-        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
-        for value in 0..8 {
-            assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 500_000, (-1, -1, -1))).0, 0);
-        }
+        let (mut broker, mut conn) = with_large_batches(seed, budget);
         let mut slow = Conn::open(&mut broker);
         broker.world.set_reading(slow.id, false);
         slow.send(&mut broker, FETCH, &fetch(TOPIC, 1, 0, 0, 1_000));
@@ -718,18 +719,7 @@ fn fetches_that_begin_together_share_the_room_for_answers() {
     for seed in seeds(0..4) {
         let _seed = Seed(seed);
         let budget: u64 = 6 << 20;
-        let shape = Shape {
-            cores: 1 + seed as usize % 2,
-            clients_bytes_max: budget as usize,
-            segment_bytes: 1 << 20,
-            ..Shape::default()
-        };
-        let mut broker = SimBroker::new(seed, shape);
-        let mut conn = Conn::open(&mut broker);
-        assert_eq!(conn.create_topic(&mut broker, TOPIC, 2), 0);
-        for value in 0..8 {
-            assert_eq!(conn.produce(&mut broker, TOPIC, 0, &batch(&[value], 500_000, (-1, -1, -1))).0, 0);
-        }
+        let (mut broker, _) = with_large_batches(seed, budget as usize);
         // nothing is in memory then: reads take their time
         broker.stop();
         assert!(broker.has_stopped());

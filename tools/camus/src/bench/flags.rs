@@ -274,16 +274,20 @@ fn check_address(address: &str) -> Result<(), &'static str> {
     }
 }
 
+/// For tests: the flags of a command line.
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
+pub fn parsed(line: &[&str]) -> BenchArgs {
+    #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]
         args: BenchArgs,
     }
+    <Line as clap::Parser>::try_parse_from(line).expect("it parses").args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     /// Lost if it fails: the reason. A missing port was told as a broker that is not there.
     #[test]
@@ -310,7 +314,7 @@ mod tests {
         ];
         for (flags, modes) in all {
             for mode in [Mode::Produce, Mode::Open, Mode::E2e, Mode::Fetch] {
-                let args = Line::try_parse_from([&["bench"], flags].concat()).expect("it parses").args;
+                let args = parsed(&[&["bench"], flags].concat());
                 assert_eq!(BenchArgs { mode, ..args }.check().is_ok(), modes.contains(&mode), "{flags:?} {mode:?}");
             }
         }

@@ -481,13 +481,6 @@ mod tests {
     use super::super::process::Usage;
     use super::super::stats::Recorder;
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: BenchArgs,
-    }
 
     fn device(flushes_per_request: f64, writes_per_request: f64) -> DeviceUse {
         DeviceUse {
@@ -553,7 +546,7 @@ mod tests {
     }
 
     fn report(line: &[&str], mode: Mode) -> Report {
-        let args = BenchArgs { mode, ..Line::try_parse_from(line).expect("it parses").args };
+        let args = BenchArgs { mode, ..super::super::flags::parsed(line) };
         let mut recorder = Recorder::new(Window { from_ns: 0, end_ns: 2_000_000_000 });
         for request in 0..2000u64 {
             recorder.answered(request * 1_000_000, request * 1_000_000 + 210_000, 1, 1024);

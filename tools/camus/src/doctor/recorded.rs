@@ -32,6 +32,12 @@ fn address(host: &str, port: u16) -> Address {
     Address { host: host.to_owned(), asked: format!("{host}:{port}"), port, open: Open::Yes, free_port: None }
 }
 
+/// The same: its verdict, and the command that comes with it.
+pub fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
+    let found = judged(check, change);
+    (found.verdict, found.command().cloned().unwrap_or_default())
+}
+
 /// Two cores of four CPUs on an NVMe drive with a volatile cache, XFS.
 pub fn facts() -> Facts {
     let write_4k_us =

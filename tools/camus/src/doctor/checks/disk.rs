@@ -272,16 +272,11 @@ pub fn merges(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict::{self, Fail, Pass, Skip, Warn};
+    use super::super::Verdict::{Fail, Pass, Skip, Warn};
     use super::*;
     use crate::doctor::facts::Device;
-    use crate::doctor::recorded::judged;
+    use crate::doctor::recorded::{judged, verdict};
     use std::path::PathBuf;
-
-    fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
-        let found = judged(check, change);
-        (found.verdict, found.command().cloned().unwrap_or_default())
-    }
 
     /// Lost if it fails: a typing error in the path, found when the disk of the system is full.
     #[test]

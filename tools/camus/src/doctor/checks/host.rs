@@ -153,14 +153,9 @@ pub fn swap(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Verdict::{self, Fail, Pass, Warn};
+    use super::super::Verdict::{Fail, Pass, Warn};
     use super::*;
-    use crate::doctor::recorded::judged;
-
-    fn verdict(check: fn(&Facts) -> Finding, change: impl FnOnce(&mut Facts)) -> (Verdict, String) {
-        let found = judged(check, change);
-        (found.verdict, found.command().cloned().unwrap_or_default())
-    }
+    use crate::doctor::recorded::verdict;
 
     /// Lost if it fails: cores that stop each other, and latencies that nobody can explain.
     #[test]
