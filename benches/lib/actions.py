@@ -121,15 +121,27 @@ def churn(context, broker, settings):
 
     def make_and_delete():
         while not ended.is_set():
+            try:
+                with wire.Conn(broker.address) as conn:
+                    make_and_delete_on(conn)
+            except (wire.Broken, OSError) as error:
+                again_after(str(error))
+
+    def make_and_delete_on(conn):
+        """On one connection: a process for each topic would be a load of its own."""
+        while not ended.is_set():
             topic = f"churn-{counts['cycles'] + counts['failed']}"
-            made = context.camus("topic", "create", topic, "--partitions", settings["partitions"], broker=broker)
-            gone = context.camus("topic", "delete", topic, broker=broker)
-            if made.returncode or gone.returncode:
-                counts["failed"] += 1
-                counts["error"] = (made.stderr + gone.stderr)[:300]
-                ended.wait(0.2)
+            made = conn.create_topic(topic, settings["partitions"])
+            gone = conn.delete_topic(topic)
+            if made or gone:
+                again_after(f"CreateTopics ended with error {made}, DeleteTopics with {gone}")
             else:
                 counts["cycles"] += 1
+
+    def again_after(why):
+        counts["failed"] += 1
+        counts["error"] = why[:300]
+        ended.wait(0.2)
 
     worker = threading.Thread(target=make_and_delete)
     worker.start()

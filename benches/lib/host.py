@@ -147,8 +147,12 @@ class Busy:
     names: list = field(default_factory=list)
 
     def share(self):
-        """Of one core."""
-        return max(self.processes_s, self.stat_s, self.steal_s) / max(self.seconds, 1e-9)
+        """What others on this machine used, of one core."""
+        return max(self.processes_s, self.stat_s) / max(self.seconds, 1e-9)
+
+    def steal_share(self):
+        """What the hypervisor kept from us, of one core: nobody here can do anything about it."""
+        return self.steal_s / max(self.seconds, 1e-9)
 
 
 class Watch:

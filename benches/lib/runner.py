@@ -36,8 +36,9 @@ class Options:
     reps: int = 5
     #: Sizes of actions are divided by this (--quick).
     shrink: int = 1
-    #: Others may use this much of one core.
+    #: Others may use this much of one core, and the hypervisor keep this much of one from us.
     busy_max: float = 0.10
+    steal_max: float = 0.10
     #: Times that a run may be repeated since others were busy.
     repeats_max: int = 3
     client_cpus: tuple = ()
@@ -152,6 +153,7 @@ def one(options, row, system, repetition, attempt):
         "load_after": host.load_average(),
         "busy": vars(busy) if busy else None,
         "busy_share": round(busy.share(), 3) if busy else 0.0,
+        "steal_share": round(busy.steal_share(), 3) if busy else 0.0,
         "set_aside": False,
         "commands": context.commands,
         "skipped": context.skipped,
@@ -177,14 +179,16 @@ def with_repeats(options, row, system, repetition, run=one):
     for attempt in range(options.repeats_max + 1):
         record, path = run(options, row, system, repetition, attempt)
         tried.append((record, path))
-        if record["failed"] or record["busy_share"] <= options.busy_max:
+        quiet = record["busy_share"] <= options.busy_max and record["steal_share"] <= options.steal_max
+        if record["failed"] or quiet:
             break
         who = ", ".join((record["busy"] or {}).get("names") or []) or "unknown"
         record["set_aside"] = True
-        options.say(f"    others used {record['busy_share']:.0%} of a core ({who}); attempt {attempt + 1}")
+        shares = f"{record['busy_share']:.0%} of a core ({who}), the hypervisor {record['steal_share']:.0%}"
+        options.say(f"    others used {shares}; attempt {attempt + 1}")
     kept = [record for record, _ in tried if not record["set_aside"]]
     if not kept:
-        least = min((record for record, _ in tried), key=lambda record: record["busy_share"])
+        least = min((record for record, _ in tried), key=lambda r: r["busy_share"] + r["steal_share"])
         least["set_aside"] = False
         least["disturbed"] = True
     for record, path in tried:

@@ -170,12 +170,12 @@ def set_aside(records):
         if r["set_aside"] or r.get("disturbed"):
             who = ", ".join((r["busy"] or {}).get("names") or []) or "not seen by name"
             what = "set aside" if r["set_aside"] else "kept: the least disturbed"
-            share = f"{r['busy_share']:.0%} of a core"
+            share = f"{r['busy_share']:.0%} and {r['steal_share']:.0%} of a core"
             name = f"{r['row']} {TITLES.get(r['system'], r['system'])} {r['repetition'] + 1}"
             lines.append([name, what, share, who.replace("|", "/"), str(r["load_before"])])
     if not lines:
-        return "None: in no run did other processes use more than the threshold."
-    return table(["run", "", "others used", "who", "load before"], lines)
+        return "None: in no run did other processes or the hypervisor use more than the thresholds."
+    return table(["run", "", "others, hypervisor used", "who", "load before"], lines)
 
 
 def conditions(about):
@@ -190,7 +190,8 @@ def conditions(about):
         ["client", f"`camus bench` of the same binary, on the same host{about['client']}"],
         ["repetitions", f"{about['reps']}, {about['seconds']:g} s each after {about['warmup']:g} s of warm-up"],
         ["load average before the runs", about["load"]],
-        ["set aside above", f"{about['busy_max']:.0%} of a core used by other processes"],
+        ["kept by the hypervisor, of a core", about["steal"]],
+        ["set aside above", set_aside_above(about)],
     ]
     return table(["", ""], lines)
 
@@ -198,7 +199,7 @@ def conditions(about):
 def page(records, rows, systems, about, plots):
     """What stands between the markers."""
     medians = Medians(records)
-    about = about | {"load": load_line(records)}
+    about = about | {"load": load_line(records), "steal": steal_line(records)}
     warning = ["**A smoke test (`--quick`): these are no figures.**"] if about.get("quick") else []
     parts = [
         *warning,
@@ -218,6 +219,15 @@ def page(records, rows, systems, about, plots):
 def load_line(records):
     found = spread([r["load_before"] for r in records if not r["set_aside"]])
     return f"{found.median} ({found.low} .. {found.high})" if found else "-"
+
+
+def steal_line(records):
+    found = spread([r["steal_share"] for r in records if not r["set_aside"]])
+    return f"{found.median:.0%} ({found.low:.0%} .. {found.high:.0%})" if found else "-"
+
+
+def set_aside_above(about):
+    return f"{about['busy_max']:.0%} of a core used by other processes, {about['steal_max']:.0%} by the hypervisor"
 
 
 def between_markers(text, figures):
