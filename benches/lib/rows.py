@@ -343,7 +343,7 @@ IDLE = Row(
     name="idle",
     title="idle; with 10,000 idle partitions",
     action="idle",
-    settings={"partitions": 10000, "seconds": 30},
+    settings={"partitions": 10000, "seconds": 15},
     figures=(
         *idle_figures("empty", "empty"),
         *idle_figures("many", "10,000 partitions"),
