@@ -966,7 +966,12 @@ fn methods(choice: IoChoice) -> Vec<Option<DurableMethod>> {
     match choice {
         IoChoice::Blocking => vec![None],
         IoChoice::Auto | IoChoice::Uring | IoChoice::Glommio => {
-            vec![None, Some(DurableMethod::Dsync), Some(DurableMethod::LinkedFsync)]
+            vec![
+                None,
+                Some(DurableMethod::Dsync),
+                Some(DurableMethod::LinkedFsync),
+                Some(DurableMethod::Adaptive),
+            ]
         }
     }
 }

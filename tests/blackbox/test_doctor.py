@@ -47,7 +47,7 @@ def test_the_floor_is_measured_by_each_method_and_nothing_is_left(on_disk):
         us = cell["latency_us"]
         assert us["count"] > 0 and 0 < us["p50"] <= us["p90"] <= us["p99"] <= us["p999"] <= us["max"], cell
     chosen = [c for c in report["cells"] if c["broker"]]
-    assert len(chosen) == 8 and report["method"] in {"dsync", "write+fsync", "blocking"} and report["why"]
+    assert len(chosen) == 8 and report["method"] in {"dsync", "adaptive", "blocking"} and report["why"]
     assert report["floor"]["write_4k_us"] in [c["latency_us"] for c in chosen]
     assert report["floor"]["sequential_mb_per_s"] in [c["mb_per_s"] for c in chosen]
     assert os.listdir(on_disk) == []

@@ -30,13 +30,15 @@ const STATX_DIOALIGN: u32 = 0x2000;
 /// Of a cell's time, what goes by before writes count: buffers are registered and queues filled by then.
 const WARM_UP_MAX: Duration = Duration::from_millis(100);
 
-/// A way to make a write durable. The broker uses the first three.
+/// A way to make a write durable. The broker uses the first four.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum How {
     /// [`DurableMethod::Dsync`]
     RingDsync,
     /// [`DurableMethod::LinkedFsync`]
     RingLinked,
+    /// [`DurableMethod::Adaptive`], on a core that rests.
+    RingAdaptive,
     /// [`DurableMethod::Blocking`], without the way to the helper thread.
     Blocking,
     /// pwritev2 with RWF_DSYNC: what the broker does not do. One at a time.
@@ -44,13 +46,15 @@ pub enum How {
 }
 
 impl How {
-    pub const ALL: [How; 4] = [How::RingDsync, How::RingLinked, How::Blocking, How::BlockingDsync];
+    pub const ALL: [How; 5] =
+        [How::RingDsync, How::RingLinked, How::RingAdaptive, How::Blocking, How::BlockingDsync];
 
     /// How a broker with this method writes. `None`: the simulator's.
     pub fn of(method: DurableMethod) -> Option<How> {
         match method {
             DurableMethod::Dsync => Some(How::RingDsync),
             DurableMethod::LinkedFsync => Some(How::RingLinked),
+            DurableMethod::Adaptive => Some(How::RingAdaptive),
             DurableMethod::Blocking => Some(How::Blocking),
             DurableMethod::Simulated => None,
         }
@@ -58,7 +62,16 @@ impl How {
 
     /// Needs io_uring.
     pub fn needs_ring(self) -> bool {
-        matches!(self, How::RingDsync | How::RingLinked)
+        self.on_ring().is_some()
+    }
+
+    fn on_ring(self) -> Option<DurableMethod> {
+        match self {
+            How::RingDsync => Some(DurableMethod::Dsync),
+            How::RingLinked => Some(DurableMethod::LinkedFsync),
+            How::RingAdaptive => Some(DurableMethod::Adaptive),
+            How::Blocking | How::BlockingDsync => None,
+        }
     }
 }
 
@@ -187,8 +200,8 @@ impl Floor {
             transfer
         };
         match how {
-            How::RingDsync | How::RingLinked => {
-                let method = if how == How::RingDsync { DurableMethod::Dsync } else { DurableMethod::LinkedFsync };
+            How::RingDsync | How::RingLinked | How::RingAdaptive => {
+                let method = how.on_ring().expect("those are the ring's");
                 let mut ring = RingSide::new(self, method).map_err(FloorError::NoRing)?;
                 let driven = ring.drive(depth, stop, &mut next, &mut tally);
                 let drained = ring.drain();
@@ -380,7 +393,7 @@ impl RingSide {
     fn turn(&mut self) -> Result<(), FloorError> {
         let disk = self.disk.as_mut().expect("it is there until it is dropped");
         let mut submissions = vec![];
-        disk.issue(&self.ring.submitter(), |submission| submissions.push(submission));
+        disk.issue(&self.ring.submitter(), true, |submission| submissions.push(submission));
         let queued = {
             let mut queue = self.ring.submission();
             for submission in submissions {

@@ -94,8 +94,11 @@ pub struct DiskError {
 pub enum DurableMethod {
     /// One write with RWF_DSYNC: the device has FUA or a write-through cache.
     Dsync,
-    /// A write with a linked FSYNC(DATASYNC): the device has a volatile cache and no FUA.
+    /// A write with a linked FSYNC(DATASYNC).
     LinkedFsync,
+    /// Where the device has a volatile cache and no FUA: as [`DurableMethod::Dsync`] while the core rests and nothing
+    /// is in flight beside the write, else as [`DurableMethod::LinkedFsync`].
+    Adaptive,
     /// pwrite, then fdatasync, on a helper thread.
     Blocking,
     /// The simulator's.
@@ -107,6 +110,7 @@ impl fmt::Display for DurableMethod {
         f.write_str(match self {
             DurableMethod::Dsync => "dsync",
             DurableMethod::LinkedFsync => "write+fsync",
+            DurableMethod::Adaptive => "adaptive",
             DurableMethod::Blocking => "blocking",
             DurableMethod::Simulated => "simulated",
         })

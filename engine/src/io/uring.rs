@@ -5,6 +5,11 @@
 //! it cancels the flush and tells nothing of it (`IOSQE_CQE_SKIP_SUCCESS` on the write). So a core wakes once for each
 //! durable write. Any error, a short transfer included, is that end: nothing is tried again here.
 //!
+//! Both ways are as durable; on a device without FUA they differ in who waits for whom (docs/adr/0002). One operation is
+//! finished by the kernel alone, while the core sleeps; but the kernel's worker that does it has to get the core's CPU,
+//! which it may not while the core has work. So a write that is alone while the core rests takes that way, and the
+//! others the other.
+//!
 //! The shell takes what is to be submitted from [`RingDisk::issue`] and brings completions to [`RingDisk::completed`].
 //! Files are made and removed by `background.rs`.
 
@@ -68,6 +73,8 @@ pub(crate) struct RingTransfers {
 struct Flight {
     /// The kernel looks its descriptor up when the operation is submitted.
     transfer: Transfer,
+    /// A write that was handed over with a flush behind it.
+    linked: bool,
     /// The flush may have run beside its write, whose end will not be told.
     cut: bool,
 }
@@ -91,18 +98,21 @@ impl RingDisk {
         stats: Arc<CoreStats>,
         ring: &Submitter<'_>,
     ) -> RingDisk {
-        assert!(matches!(method, DurableMethod::Dsync | DurableMethod::LinkedFsync), "{method} is not for a ring");
+        let is_ours = matches!(method, DurableMethod::Dsync | DurableMethod::LinkedFsync | DurableMethod::Adaptive);
+        assert!(is_ours, "{method} is not for a ring");
         let registry = Registry::new(regions, ring);
         let (flight, ready) = (Slab::new(), VecDeque::new());
         let transfers = RingTransfers { method, flight, ready, registry, stats };
         RealDisk::with(transfers, core, dir, waker)
     }
 
-    /// Hands everything that was submitted since the last call to the ring.
-    pub(crate) fn issue(&mut self, ring: &Submitter<'_>, mut push: impl FnMut(Submission)) {
+    /// Hands everything that was submitted since the last call to the ring. `rests`: the core has nothing else to do
+    /// now.
+    pub(crate) fn issue(&mut self, ring: &Submitter<'_>, rests: bool, mut push: impl FnMut(Submission)) {
         let RingTransfers { method, flight, ready, registry, stats } = &mut self.transfers;
+        let is_alone = rests && flight.len() == 1;
         while let Some(key) = ready.pop_front() {
-            let transfer = &mut flight[key].transfer;
+            let Flight { transfer, linked, .. } = &mut flight[key];
             let (fd, tag) = (types::Fd(transfer.open.as_raw_fd()), DISK_TAG | key as u64);
             match &mut transfer.what {
                 What::Read(buf) => {
@@ -113,7 +123,12 @@ impl RingDisk {
                 }
                 What::Write(buf) => {
                     let (from, len) = (buf.bytes.as_ptr(), buf.bytes.len() as u32);
-                    let dsync = *method == DurableMethod::Dsync;
+                    let dsync = match method {
+                        DurableMethod::Dsync => true,
+                        DurableMethod::Adaptive => is_alone,
+                        _ => false,
+                    };
+                    *linked = !dsync;
                     let flags = if dsync { libc::RWF_DSYNC } else { 0 };
                     let write = match registry.index(buf, ring) {
                         Some(index) => {
@@ -141,7 +156,7 @@ impl RingDisk {
     /// A completion whose user data has [`DISK_TAG`]: the end of an operation.
     pub(crate) fn completed(&mut self, data: u64, result: i32) {
         let key = (data & u64::from(u32::MAX)) as usize;
-        let Flight { transfer, cut } = self.transfers.flight.remove(key);
+        let Flight { transfer, cut, .. } = self.transfers.flight.remove(key);
         let Transfer { op, file, at, what, .. } = &transfer;
         let wanted = match what {
             What::Write(buf) => buf.bytes.len(),
@@ -174,16 +189,14 @@ impl RingDisk {
     /// cut: the flush is then an operation of its own, which may run beside its write and says nothing about it. Which
     /// one is not known, so all that are in flight fail when they end, and with them the log.
     pub(crate) fn cut_short(&mut self) {
-        if self.transfers.method == DurableMethod::LinkedFsync {
-            let writes = self.transfers.flight.iter_mut().filter(|(_, f)| matches!(f.transfer.what, What::Write(_)));
-            writes.for_each(|(_, flight)| flight.cut = true);
-        }
+        let linked = self.transfers.flight.iter_mut().filter(|(_, flight)| flight.linked);
+        linked.for_each(|(_, flight)| flight.cut = true);
     }
 }
 
 impl Transfers for RingTransfers {
     fn start(&mut self, transfer: Transfer) -> io::Result<()> {
-        let key = self.flight.insert(Flight { transfer, cut: false });
+        let key = self.flight.insert(Flight { transfer, linked: false, cut: false });
         assert!(u32::try_from(key).is_ok(), "fewer than 2^32 operations are in flight");
         self.ready.push_back(key);
         Ok(())
@@ -244,13 +257,13 @@ impl Registry {
 }
 
 /// How writes in this directory are made durable: by what sysfs says of the device below it. `write through` needs no
-/// flush, `write back` with FUA does it in the write; everything else, and whatever is not known, gets a flush.
+/// flush, `write back` with FUA does it in the write; on everything else, and whatever is not known, it depends.
 pub fn probe(dir: &Path) -> io::Result<DurableMethod> {
     let device = fs::metadata(dir)?.dev();
     let block = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
     // A partition has its queue one level up.
     let queue = [format!("{block}/queue"), format!("{block}/../queue")].map(PathBuf::from);
-    let method = queue.iter().find(|queue| queue.is_dir()).map_or(DurableMethod::LinkedFsync, |queue| {
+    let method = queue.iter().find(|queue| queue.is_dir()).map_or(DurableMethod::Adaptive, |queue| {
         let read = |name: &str| fs::read_to_string(queue.join(name)).unwrap_or_default();
         method_for(read("write_cache").trim(), read("fua").trim())
     });
@@ -261,7 +274,7 @@ pub fn probe(dir: &Path) -> io::Result<DurableMethod> {
 fn method_for(write_cache: &str, fua: &str) -> DurableMethod {
     match (write_cache, fua) {
         ("write through", _) | ("write back", "1") => DurableMethod::Dsync,
-        _ => DurableMethod::LinkedFsync,
+        _ => DurableMethod::Adaptive,
     }
 }
 
@@ -272,8 +285,8 @@ mod tests {
     use crate::io::{Disk, DiskOp, FileId, OpId};
     use crate::limits::{BLOCK_BYTES, WAL_CHUNK_BYTES};
 
-    fn ring_disk(dir: &Path, ring: &io_uring::IoUring) -> RingDisk {
-        let (waker, method, stats) = (Waker::new(|| {}), DurableMethod::LinkedFsync, Arc::default());
+    fn ring_disk(dir: &Path, method: DurableMethod, ring: &io_uring::IoUring) -> RingDisk {
+        let (waker, stats) = (Waker::new(|| {}), Arc::default());
         RingDisk::new(CoreId(0), dir.to_owned(), method, None, waker, stats, &ring.submitter())
     }
 
@@ -289,10 +302,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("000001.wal"), [0; BLOCK_BYTES]).expect("a file");
         let ring = io_uring::IoUring::new(8).expect("a ring");
-        let mut disk = ring_disk(dir.path(), &ring);
+        let mut disk = ring_disk(dir.path(), DurableMethod::LinkedFsync, &ring);
         disk.submit(OpId(9), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
         let mut tags = vec![];
-        disk.issue(&ring.submitter(), |submission| match submission {
+        disk.issue(&ring.submitter(), true, |submission| match submission {
             Submission::One(_) => panic!("a write and its flush are one"),
             Submission::Linked(first, second) => {
                 let link = (squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS).bits();
@@ -314,12 +327,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         fs::write(dir.path().join("000001.wal"), [0; 2 * BLOCK_BYTES]).expect("a file");
         let mut ring = io_uring::IoUring::new(8).expect("a ring");
-        let mut disk = ring_disk(dir.path(), &ring);
+        let mut disk = ring_disk(dir.path(), DurableMethod::LinkedFsync, &ring);
         let beyond_any_file = 1 << 62;
         for (op, at, good) in [(1, 0, true), (2, beyond_any_file, false), (3, BLOCK_BYTES as u64, true)] {
             disk.submit(OpId(op), DiskOp::Write { file: FileId(1), at, buf: block() });
             let mut entries = vec![];
-            disk.issue(&ring.submitter(), |submission| match submission {
+            disk.issue(&ring.submitter(), true, |submission| match submission {
                 Submission::One(_) => panic!("a write and its flush are one"),
                 Submission::Linked(first, second) => entries.extend([first, second]),
             });
@@ -340,15 +353,57 @@ mod tests {
         }
     }
 
+    /// Lost if it fails: the kernel's worker waits milliseconds for the CPU of a busy core, or a core that rests is woken
+    /// between a write and its flush.
+    #[test]
+    fn a_write_is_one_operation_where_it_is_alone_and_the_core_rests() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("000001.wal"), [0; 4 * BLOCK_BYTES]).expect("a file");
+        let ring = io_uring::IoUring::new(8).expect("a ring");
+        let mut disk = ring_disk(dir.path(), DurableMethod::Adaptive, &ring);
+        let mut issued = |at: u64, rests: bool| {
+            disk.submit(OpId(at), DiskOp::Write { file: FileId(1), at: at * BLOCK_BYTES as u64, buf: block() });
+            let (mut tag, mut dsync) = (0, false);
+            disk.issue(&ring.submitter(), rests, |submission| match submission {
+                Submission::One(write) => {
+                    assert!(format!("{write:?}").contains(&format!("rw_flags: {}", libc::RWF_DSYNC)), "{write:?}");
+                    (tag, dsync) = (write.get_user_data(), true);
+                }
+                Submission::Linked(_, flush) => tag = flush.get_user_data(),
+            });
+            (tag, dsync)
+        };
+        let (busy, dsync) = issued(0, false);
+        assert!(!dsync, "the core has work");
+        let (beside, dsync) = issued(1, true);
+        assert!(!dsync, "another one is in flight");
+        drop(issued);
+        disk.completed(busy, 0);
+        disk.completed(beside, 0);
+        let mut alone = None;
+        disk.submit(OpId(2), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
+        disk.issue(&ring.submitter(), true, |submission| match submission {
+            Submission::One(write) => alone = Some(write.get_user_data()),
+            Submission::Linked(..) => {}
+        });
+        // A link that was cut somewhere is none of its business.
+        disk.cut_short();
+        disk.completed(alone.expect("one operation"), BLOCK_BYTES as i32);
+        for op in 0..3 {
+            let done = disk.next_done().expect("its end");
+            assert!(done.op == OpId(op) && done.result.is_ok(), "{done:?}");
+        }
+    }
+
     /// Lost if it fails: acknowledged records, on a device with a volatile cache.
     #[test]
-    fn a_device_that_is_not_known_to_be_safe_gets_a_flush() {
+    fn a_device_is_taken_for_safe_by_itself_only_where_it_says_so() {
         assert_eq!(method_for("write through", "0"), DurableMethod::Dsync);
         assert_eq!(method_for("write back", "1"), DurableMethod::Dsync);
         for (cache, fua) in [("write back", "0"), ("write back", ""), ("", ""), ("none", "1")] {
-            assert_eq!(method_for(cache, fua), DurableMethod::LinkedFsync, "{cache} {fua}");
+            assert_eq!(method_for(cache, fua), DurableMethod::Adaptive, "{cache} {fua}");
         }
-        assert!(probe(Path::new("/proc")).is_ok_and(|method| method == DurableMethod::LinkedFsync));
+        assert!(probe(Path::new("/proc")).is_ok_and(|method| method == DurableMethod::Adaptive));
         assert!(probe(Path::new("/nowhere")).is_err());
     }
 }

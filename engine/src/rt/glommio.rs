@@ -504,7 +504,8 @@ impl Core {
     /// Hands the disk's operations to its ring. False: it takes no more before completions are taken from it.
     fn submit(&mut self) -> Result<bool, RtError> {
         let Hub { ring, backlog, .. } = &mut self.kernel;
-        self.disk.issue(&ring.submitter(), |submission| backlog.push_back(submission));
+        // Whether the pump is going to park is not known yet.
+        self.disk.issue(&ring.submitter(), false, |submission| backlog.push_back(submission));
         loop {
             let queued = {
                 let mut queue = ring.submission();

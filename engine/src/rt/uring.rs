@@ -406,13 +406,16 @@ impl Kernel for Ring {
 impl Blocks for Ring {
     fn wait(core: &mut Core, inbox: &mut Inbox, until: Option<Mono>) -> Result<(), RtError> {
         inbox.recv.publish();
-        let all_queued = core.fill_queue()?;
         let timeout = core.timeout(until);
+        let is_due = timeout.is_some_and(|timeout| timeout.is_zero());
+        let rests =
+            !is_due && core.local.is_empty() && !core.disk.has_done() && core.kernel.ring.completion().is_empty();
+        let all_queued = core.fill_queue(rests)?;
         let ring = &mut core.kernel.ring;
         let at_hand = !all_queued
             || !core.local.is_empty()
             || core.disk.has_done()
-            || timeout.is_some_and(|timeout| timeout.is_zero())
+            || is_due
             || ring.submission().cq_overflow()
             || !ring.completion().is_empty();
         let want = usize::from(!at_hand && core.bell.parking().sleep());
@@ -442,9 +445,9 @@ impl Core {
     }
 
     /// Moves what is to be submitted into the submission queue, submitting as often as it is full. False: the kernel
-    /// takes no more before completions are taken from it.
-    fn fill_queue(&mut self) -> Result<bool, RtError> {
-        self.disk.issue(&self.kernel.ring.submitter(), |submission| self.kernel.backlog.push_back(submission));
+    /// takes no more before completions are taken from it. `rests`: the driver has nothing to do now.
+    fn fill_queue(&mut self, rests: bool) -> Result<bool, RtError> {
+        self.disk.issue(&self.kernel.ring.submitter(), rests, |submission| self.kernel.backlog.push_back(submission));
         loop {
             {
                 let mut queue = self.kernel.ring.submission();

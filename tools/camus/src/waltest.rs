@@ -36,7 +36,7 @@ const DEPTHS: [usize; 2] = [1, 4];
 /// What the disk gives to whoever keeps his word: the two figures that others are held against.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Floor {
-    /// How the broker would make writes durable here: `dsync`, `write+fsync`, `blocking`.
+    /// How the broker would make writes durable here: `dsync`, `adaptive`, `blocking`.
     pub method: String,
     /// 4 KiB, one at a time, by that method, us.
     pub write_4k_us: Percentiles,
@@ -144,6 +144,7 @@ fn name(how: How) -> &'static str {
     match how {
         How::RingDsync => "io_uring dsync",
         How::RingLinked => "io_uring write+fsync",
+        How::RingAdaptive => "io_uring adaptive",
         How::Blocking => "pwrite+fdatasync",
         How::BlockingDsync => "pwritev2 dsync",
     }
@@ -250,13 +251,13 @@ fn why(device: Option<&Device>, no_ring: Option<&str>) -> String {
         return format!("io_uring can not be had ({error})");
     }
     let Some(Device { name, write_cache, fua, .. }) = device else {
-        return "the device below is not known, so each write gets a flush".to_owned();
+        return "the device below is not known, so a write is taken to need a flush".to_owned();
     };
     match (write_cache.as_str(), fua.as_str()) {
         ("write through", _) => format!("{name} is write through: a write is durable by itself"),
         ("write back", "1") => format!("{name} is write back with FUA: one write that goes through the cache"),
-        ("write back", _) => format!("{name} is write back without FUA: a write, linked with a flush"),
-        _ => format!("{name} does not say what cache it has, so each write gets a flush"),
+        ("write back", _) => format!("{name} is write back without FUA: dsync where a write is alone, else write+fsync"),
+        _ => format!("{name} does not say what cache it has, so a write is taken to need a flush"),
     }
 }
 
@@ -309,7 +310,7 @@ mod tests {
         let written = &floor.write_4k_us;
         assert!(written.count > 0 && written.p50 > 0.0 && written.p50 <= written.p99 && written.p99 <= written.max);
         assert!(floor.sequential_mb_per_s > 0.0);
-        assert!(["dsync", "write+fsync", "blocking"].contains(&floor.method.as_str()));
+        assert!(["dsync", "adaptive", "blocking"].contains(&floor.method.as_str()));
         assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
     }
 

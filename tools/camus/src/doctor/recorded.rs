@@ -106,7 +106,7 @@ pub fn facts() -> Facts {
         },
         start: Start { holder: None, listeners: vec![address("127.0.0.1", 9092)], http: address("127.0.0.1", 9644) },
         floor: Ok(Measured {
-            floor: Floor { method: "write+fsync".to_owned(), write_4k_us, sequential_mb_per_s: 290.0 },
+            floor: Floor { method: "adaptive".to_owned(), write_4k_us, sequential_mb_per_s: 290.0 },
             writes: 10_000,
             flushes: Some(10_000),
             direct_align: Some((4, 512)),
