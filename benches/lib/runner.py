@@ -139,7 +139,8 @@ def one(options, row, system, repetition, attempt):
                 actions.run(context, broker, row)
             else:
                 for step in row.steps:
-                    context.bench(broker, step, floor=step.floor)
+                    floor = step.floor if isinstance(step.floor, bool) else system.name in step.floor
+                    context.bench(broker, step, floor=floor)
                     time.sleep(step.rest_s if options.pause_s else 0)
             busy = watch.end()
     except (BenchFailed, brokers.DidNotStart, wire.Broken, OSError, subprocess.TimeoutExpired, ValueError) as error:

@@ -46,8 +46,7 @@ pub enum How {
 }
 
 impl How {
-    pub const ALL: [How; 5] =
-        [How::RingDsync, How::RingLinked, How::RingAdaptive, How::Blocking, How::BlockingDsync];
+    pub const ALL: [How; 5] = [How::RingDsync, How::RingLinked, How::RingAdaptive, How::Blocking, How::BlockingDsync];
 
     /// How a broker with this method writes. `None`: the simulator's.
     pub fn of(method: DurableMethod) -> Option<How> {

@@ -361,7 +361,7 @@ mod tests {
         fs::write(dir.path().join("000001.wal"), [0; 4 * BLOCK_BYTES]).expect("a file");
         let ring = io_uring::IoUring::new(8).expect("a ring");
         let mut disk = ring_disk(dir.path(), DurableMethod::Adaptive, &ring);
-        let mut issued = |at: u64, rests: bool| {
+        let issued = |disk: &mut RingDisk, at: u64, rests: bool| {
             disk.submit(OpId(at), DiskOp::Write { file: FileId(1), at: at * BLOCK_BYTES as u64, buf: block() });
             let (mut tag, mut dsync) = (0, false);
             disk.issue(&ring.submitter(), rests, |submission| match submission {
@@ -373,11 +373,10 @@ mod tests {
             });
             (tag, dsync)
         };
-        let (busy, dsync) = issued(0, false);
+        let (busy, dsync) = issued(&mut disk, 0, false);
         assert!(!dsync, "the core has work");
-        let (beside, dsync) = issued(1, true);
+        let (beside, dsync) = issued(&mut disk, 1, true);
         assert!(!dsync, "another one is in flight");
-        drop(issued);
         disk.completed(busy, 0);
         disk.completed(beside, 0);
         let mut alone = None;

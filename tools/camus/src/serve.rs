@@ -80,7 +80,7 @@ pub type StartCores<'a> = &'a dyn Fn(&Plan, &Arc<Board>, &Arc<Shutdown>) -> Resu
 
 /// Runs the broker until it is asked to end. The data directory is this process's until this returns.
 pub fn run(settings: Settings, shutdown: &Arc<Shutdown>, start_cores: StartCores<'_>) -> Result<(), UserError> {
-    let host = Host::here();
+    let host = Host::here(&settings.data_dir);
     let mut data_dir = DataDir::open(&settings.data_dir)?;
     let plan = plan(settings, &host, &mut data_dir)?;
     say_what_follows_from_nothing(&plan.settings);
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn the_plan_shares_the_brokers_limits_out_over_its_cores() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let host = Host { cpus: vec![0, 1, 2, 3], memory_bytes: 8 << 30 };
+        let host = Host { cpus: vec![0, 1, 2, 3], memory_bytes: 8 << 30, disk_cpu: None };
         let more = [("camus.cores", "2"), ("max.connections", "101"), ("camus.wal.disk.limit", "1GiB")];
         let mut data_dir = DataDir::open(dir.path()).expect("new");
         let plan = plan(settings(dir.path(), &more), &host, &mut data_dir).expect("possible");
@@ -266,7 +266,7 @@ mod tests {
     /// If this fails, clients are sent to an address where nobody listens.
     #[test]
     fn clients_are_told_what_is_advertised_or_else_where_it_listens() {
-        let host = Host { cpus: vec![0], memory_bytes: 8 << 30 };
+        let host = Host { cpus: vec![0], memory_bytes: 8 << 30, disk_cpu: None };
         let told = |more: &[(&str, &str)]| {
             let dir = tempfile::tempdir().expect("a temporary directory");
             let mut data_dir = DataDir::open(dir.path()).expect("new");
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn a_refused_plan_claims_nothing() {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let host = Host { cpus: vec![0], memory_bytes: 8 << 30 };
+        let host = Host { cpus: vec![0], memory_bytes: 8 << 30, disk_cpu: None };
         let mut data_dir = DataDir::open(dir.path()).expect("new");
         let error = plan(settings(dir.path(), &[("camus.cores", "7-8")]), &host, &mut data_dir);
         assert_eq!(error.expect_err("no such CPU").code, "CAM-0004");

@@ -3,12 +3,14 @@
 //! A setting comes from a flag, the environment, the file or its default, in that order. Kafka's names are used for
 //! what Kafka has; what is Camus's own begins with `camus.`. An unknown key stops the start and names the nearest one.
 
+use crate::doctor::reader::Reader;
 use crate::errors::{self, UserError};
 use crate::memory::{self, Budgets};
 use camus_engine::limits;
 use camus_meta::groups::GroupSettings;
 use camus_meta::limits as group_limits;
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -136,7 +138,8 @@ settings! {
         "Where /livez, /readyz and /metrics are. Flag --http.";
     "camus.cores", Kind::Cores, "auto", "cores", Effect::Works,
         "Pinned threads: a number, or the CPUs to use (`0,2,4-7`; one CPU as `3,`). Flag --cores. auto: what the \
-         data directory was made with, or half the CPUs, 1 to 4, for a new one. The number can not change later.";
+         data directory was made with, or half the CPUs, 1 to 4, for a new one. The number can not change later. \
+         Where one CPU takes all interrupts of the disk of the data, a number begins with that one.";
     "camus.memory", Kind::BytesOrAuto { min: memory::PER_CORE_BYTES_MIN, max: 1 << 44 }, "auto", "bytes", Effect::Works,
         "What buffers, caches, queues and indexes may hold, all cores together; at least 128 MiB for each core. \
          auto: a quarter of the memory, at most 1 GiB for each core.";
@@ -226,12 +229,21 @@ pub struct Host {
     /// CPUs that this process may run on, ascending.
     pub cpus: Vec<usize>,
     pub memory_bytes: u64,
+    /// The one CPU that takes all interrupts of the disk of the data, where a single one does.
+    pub disk_cpu: Option<usize>,
 }
 
 impl Host {
-    pub fn here() -> Host {
+    /// This machine, for data that lie there. The directory need not exist yet.
+    pub fn here(data_dir: &Path) -> Host {
         let cpus: Vec<usize> = core_affinity::get_core_ids().unwrap_or_default().iter().map(|c| c.id).collect();
-        Host { cpus: if cpus.is_empty() { vec![0] } else { cpus }, memory_bytes: memory::host_bytes() }
+        let cpus = if cpus.is_empty() { vec![0] } else { cpus };
+        let absolute = std::path::absolute(data_dir).unwrap_or_default();
+        let disk_cpu = absolute.ancestors().find_map(|dir| std::fs::metadata(dir).ok()).and_then(|found| {
+            let (major, minor) = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+            Reader::here().interrupt_cpu(major, minor, cpus.len())
+        });
+        Host { cpus, memory_bytes: memory::host_bytes(), disk_cpu }
     }
 }
 
@@ -501,7 +513,10 @@ impl Settings {
         if count > host.cpus.len() {
             return Ok(vec![None; count]);
         }
-        Ok(host.cpus[..count].iter().copied().map(Some).collect())
+        // The first core goes where the disk's interrupts come: a durable write then ends without waking another CPU.
+        let mut cpus = host.cpus.clone();
+        cpus.sort_by_key(|cpu| Some(*cpu) != host.disk_cpu);
+        Ok(cpus[..count].iter().copied().map(Some).collect())
     }
 
     /// `camus.memory` in bytes for this many cores.
@@ -818,7 +833,7 @@ mod tests {
     }
 
     fn host(cpus: usize) -> Host {
-        Host { cpus: (0..cpus).collect(), memory_bytes: 8 << 30 }
+        Host { cpus: (0..cpus).collect(), memory_bytes: 8 << 30, disk_cpu: None }
     }
 
     /// If this fails, an operator's flag or variable is overridden by something weaker.
@@ -961,6 +976,18 @@ mod tests {
         assert_eq!(cpus("auto", 64, None).len(), 4);
         assert_eq!(cpus("auto", 2, Some(2)).len(), 2, "the data directory decides");
         assert_eq!(cpus("4", 2, None), [None; 4], "more threads than CPUs are not pinned");
+    }
+
+    /// Lost if it fails: each durable write wakes a CPU more; or what was asked for by number is another one.
+    #[test]
+    fn the_first_core_goes_to_the_cpu_that_takes_the_disks_interrupts() {
+        let cpus = |asked: &str, disk_cpu| {
+            let host = Host { disk_cpu, ..host(4) };
+            from_flags(&[("camus.cores", asked)]).expect("valid").core_cpus(&host, None).expect("possible")
+        };
+        assert_eq!(cpus("3", Some(2)), [Some(2), Some(0), Some(1)]);
+        assert_eq!(cpus("1", Some(9)), [Some(0)], "that is none of ours");
+        assert_eq!(cpus("1,3", Some(3)), [Some(1), Some(3)], "they were named");
     }
 
     #[test]

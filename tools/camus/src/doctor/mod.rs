@@ -65,7 +65,7 @@ fn status(verdict: Verdict) -> u8 {
 /// Everything that is to be known, from this machine.
 fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, UserError> {
     let reader = Reader::here();
-    let here = settings::Host::here();
+    let here = settings::Host::here(&settings.data_dir);
     // Whose directory it is: a start will say if that can not be read.
     let made_with = data_dir::read_identity(&settings.data_dir).ok().flatten().map(|identity| identity.cores);
     let cores = settings.core_cpus(&here, made_with)?;

@@ -62,6 +62,30 @@ impl Reader {
         stat.split_whitespace().nth(15)?.parse().ok()
     }
 
+    /// The CPU that takes all of this device's interrupts. `None` where the device has a queue for each CPU, and where
+    /// the kernel does not tell: a disk below others, an interrupt that goes to several. `cpus`: how many there are.
+    pub fn interrupt_cpu(&self, major: u32, minor: u32, cpus: usize) -> Option<usize> {
+        let block = self.block(major, minor)?;
+        let disk = [block.clone(), format!("{block}/..")].into_iter().find(|d| self.is_dir(&format!("{d}/mq")))?;
+        if self.names(&format!("{disk}/mq")).len() >= cpus {
+            return None;
+        }
+        // What a virtio disk, and a controller's namespace, has above it.
+        let of = ["device/../msi_irqs", "device/device/msi_irqs", "device/msi_irqs"];
+        let irqs = of.iter().map(|path| self.names(&format!("{disk}/{path}"))).find(|names| !names.is_empty())?;
+        let counts = self.text("proc/interrupts")?;
+        let busy = irqs.iter().max_by_key(|irq| interrupts(&counts, irq)).filter(|irq| interrupts(&counts, irq) > 0)?;
+        match parse_list(&self.text(&format!("proc/irq/{busy}/effective_affinity_list"))?)[..] {
+            [cpu] => Some(cpu),
+            _ => None,
+        }
+    }
+
+    fn names(&self, dir: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.root.join(dir)).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    }
+
     fn block(&self, major: u32, minor: u32) -> Option<String> {
         let block = format!("sys/dev/block/{major}:{minor}");
         self.is_dir(&block).then_some(block)
@@ -216,6 +240,13 @@ fn unescape(text: &str) -> String {
     codes.iter().fold(text.to_owned(), |text, (code, is)| text.replace(code, is))
 }
 
+/// How often an interrupt came, on all CPUs: its line of /proc/interrupts.
+fn interrupts(text: &str, irq: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(irq)?.strip_prefix(':'));
+    let counts = line.unwrap_or_default().split_whitespace().map_while(|word| word.parse::<u64>().ok());
+    counts.sum()
+}
+
 /// `0-1,4`.
 fn parse_list(text: &str) -> Vec<usize> {
     let part = |part: &str| -> Option<Vec<usize>> {
@@ -318,6 +349,30 @@ mod tests {
         let none = tree(&[("proc/self/cgroup", "0::/\n")]);
         let host = Reader::below(none.path()).host(&[0], &[0]);
         assert_eq!((host.group_cpus, host.group_memory_bytes), (None, None));
+    }
+
+    /// Lost if it fails: a core sits on another CPU than its disk, or beside the one that is said to be it.
+    #[test]
+    fn the_cpu_of_a_disk_with_one_queue_is_found_and_only_that() {
+        let files = |queues: usize, affinity: &'static str| {
+            let mut files = vec![
+                ("sys/dev/block/254:0/device/virtio1/x", ""),
+                ("sys/dev/block/254:0/device/msi_irqs/35", "msix"),
+                ("sys/dev/block/254:0/device/msi_irqs/36", "msix"),
+                ("proc/interrupts", "     CPU0 CPU1\n 35: 0 1 PCI-MSIX 0-edge config\n 36: 7 10499607 PCI-MSIX req.0\n"),
+                ("proc/irq/35/effective_affinity_list", "0"),
+                ("proc/irq/36/effective_affinity_list", affinity),
+            ];
+            let each = ["sys/dev/block/254:0/mq/0/cpu_list", "sys/dev/block/254:0/mq/1/cpu_list"];
+            files.extend(each[..queues].iter().map(|path| (*path, "0, 1")));
+            tree(&files)
+        };
+        let cpu = |queues, affinity| Reader::below(files(queues, affinity).path()).interrupt_cpu(254, 0, 2);
+        assert_eq!(cpu(1, "1\n"), Some(1));
+        assert_eq!(cpu(2, "1\n"), None, "each CPU has a queue of its own");
+        assert_eq!(cpu(1, "0-1\n"), None, "it goes to both");
+        assert_eq!(cpu(0, "1\n"), None, "no queue is known");
+        assert_eq!(Reader::below(files(1, "1").path()).interrupt_cpu(7, 0, 2), None, "no such device");
     }
 
     /// Lost if it fails: every check of the host, at once.
