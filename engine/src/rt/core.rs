@@ -209,6 +209,7 @@ pub fn spawn_core<D: Driver>(
     make: impl FnOnce(Waker) -> D + Send + 'static,
 ) -> Result<CoreHandle, RtError> {
     let core = config.core;
+    machine::remember_cpus();
     let (up, is_up) = mpsc::sync_channel(1);
     let body = move || {
         if let Some(cpu) = config.pin

@@ -4,6 +4,7 @@
 use super::rng::Rng;
 use crate::limits::LISTEN_BACKLOG;
 use crate::types::{Mono, WallMs};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
@@ -60,11 +61,35 @@ pub(super) fn address(addr: &SockAddr) -> io::Result<SocketAddr> {
 }
 
 /// A thread with a name that `top -H` shows.
-pub(crate) fn spawn<T: Send + 'static>(
+pub(super) fn spawn<T: Send + 'static>(
     name: String,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<std::thread::JoinHandle<T>> {
     std::thread::Builder::new().name(name).spawn(body)
+}
+
+/// Where threads of this process may run that are no core's, as it was when the first core was started.
+static FREE_CPUS: OnceLock<CpuSet> = OnceLock::new();
+
+/// Called before a core is pinned.
+pub(super) fn remember_cpus() {
+    if let Ok(cpus) = sched_getaffinity(None) {
+        FREE_CPUS.get_or_init(|| cpus);
+    }
+}
+
+/// A thread for what takes long, started from a core and not bound to its CPU: it is not to take turns with it.
+pub(crate) fn spawn_helper<T: Send + 'static>(
+    name: String,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<std::thread::JoinHandle<T>> {
+    spawn(name, move || {
+        if let Some(cpus) = FREE_CPUS.get() {
+            // Refused, it stays where the core is: slower, and no less right.
+            let _ = sched_setaffinity(None, cpus);
+        }
+        body()
+    })
 }
 
 /// Blocks the calling thread: at start only, before its loop runs.

@@ -39,7 +39,7 @@ mod uring;
 pub mod wake;
 pub use self::core::{CoreConfig, CoreHandle, IoChoice, RtError, RtUnavailable, ShellKind, Tuning, run, spawn_core};
 pub use machine::raise_descriptor_limit;
-pub(crate) use machine::{memlock_bytes, spawn as spawn_helper};
+pub(crate) use machine::{memlock_bytes, spawn_helper};
 pub use wake::{Bell, Waker};
 
 /// A connection. `slot` is dense and used again; `generation` tells its users apart, so that a late completion can not
