@@ -206,7 +206,7 @@ OPEN_PARTITIONS = (1, 16, 256, 1000, 10000)
 #: Their p99 is compared; 10,000 is measured once only, so it is held against Kafka's alone.
 OPEN_NAMES = tuple(f"open_{partitions}" for partitions in OPEN_PARTITIONS if partitions <= 1000)
 #: What "from the first request on" looks at.
-FIRST_S = 10
+FIRST_S = 5
 
 
 def open_row(partitions):
