@@ -178,11 +178,21 @@ THREE_TIMES_LOWER = (
     Bar("p99 at least 3 x lower than Kafka's with an fsync", "p99", at_most=1 / 3, system=FSYNC),
 )
 
+LOAD_ARGS = ("--connections", 8, "--in-flight", 5, "--batch-bytes", 64 * 1024, "--record-bytes", 1024)
+
+
+def before(partitions, seconds):
+    """The life of a broker until its disk is in use, and the warm-up: a JVM is warm, and Camus's log has segments that
+    were once written; the first use of each costs its length in zeros. The topic is deleted behind it."""
+    args = (*LOAD_ARGS, "--partitions", partitions)
+    return Step("before", "produce", args, most_s=seconds, warm=False, floor=False, rest_s=5.0)
+
+
 SINGLE_ARGS = ("--connections", 1, "--in-flight", 1, "--partitions", 1, "--record-bytes", 1024)
 SINGLE = Row(
     name="single",
     title="one 1 KiB produce at a time, acks=all, 1 connection, 1 in flight",
-    steps=(Step("steady", "produce", SINGLE_ARGS),),
+    steps=(before(1, 1.5), Step("steady", "produce", SINGLE_ARGS)),
     figures=(
         *percentiles("steady"),
         *FLOOR,
@@ -247,17 +257,12 @@ def open_row(partitions):
 
 
 def load_row(partitions):
-    args = ("--connections", 8, "--in-flight", 5, "--batch-bytes", 64 * 1024, "--record-bytes", 1024)
+    args = (*LOAD_ARGS, "--partitions", partitions)
     return Row(
         name=f"load_{partitions}",
         title=f"8 connections x 5 in flight x 64 KiB batches, {partitions} partitions",
-        # A broker keeps all that it was sent until the topic goes, and a core of Camus at most 8 GiB. What goes before is
-        # the life of a broker until its disk is in use, and the warm-up: a JVM is warm, and Camus's log has segments that
-        # were once written, 4 GiB of them. The first use of each costs its length in zeros.
-        steps=(
-            Step("before", "produce", (*args, "--partitions", partitions), most_s=4, floor=False, rest_s=5.0),
-            Step("steady", "produce", (*args, "--partitions", partitions), most_s=4, warm=False, floor=("camus",)),
-        ),
+        # A broker keeps all that it was sent until the topic goes, and a core of Camus at most 8 GiB.
+        steps=(before(partitions, 6), Step("steady", "produce", args, most_s=4, warm=False, floor=("camus",))),
         figures=(
             Figure("mb_per_s", "throughput", "MB/s", path("steady.mb_per_s")),
             Figure("floor_mb_per_s", "floor, sequential durable", "MB/s", FLOOR_SEQUENTIAL),
