@@ -1,0 +1,130 @@
+//! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `trace`: that a seed is the same every time.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
+#![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
+
+use camus_history::history::{from_lines, to_lines};
+use camus_sim::runner::{line, run_all, run_caught};
+use camus_sim::scenario::Run;
+use clap::{Parser, Subcommand};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+#[command(name = "camus-sim", about = "Whole brokers in the simulator, from seeds")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs seeds and judges what their clients saw; one line for each that fails.
+    Run {
+        /// From the first to before the last: 0..2000.
+        #[arg(long, value_parser = seeds)]
+        seeds: Range<u64>,
+        /// Brokers of the cluster. One, as long as there is no replication between brokers.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+        brokers: u32,
+        /// Virtual time of each seed before it is wound up, s.
+        #[arg(long, default_value_t = 60)]
+        virtual_s: u64,
+        /// Threads; each runs one seed at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
+    /// Runs one seed and prints the hash of everything that happened in it.
+    Trace {
+        #[arg(long)]
+        seed: u64,
+        #[arg(long, default_value_t = 60)]
+        virtual_s: u64,
+        /// Where to write the history, an event a line.
+        #[arg(long)]
+        history: Option<PathBuf>,
+    },
+    /// Judges a history that something else wrote.
+    Check { history: PathBuf },
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let numbers = |(first, end): (&str, &str)| Some((first.parse().ok()?, end.parse().ok()?));
+    let bounds: Option<(u64, u64)> = text.split_once("..").and_then(numbers);
+    match bounds {
+        Some((first, end)) if first < end => Ok(first..end),
+        _ => Err("seeds are given as 0..2000".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let passed = match Cli::parse().command {
+        Command::Run { seeds, brokers: _, virtual_s, jobs } => run(seeds, Duration::from_secs(virtual_s), jobs.max(1)),
+        Command::Trace { seed, virtual_s, history } => {
+            let run = run_caught(seed, Duration::from_secs(virtual_s));
+            trace(&run);
+            history.is_none_or(|path| written(std::fs::write(path, to_lines(&run.events)))) && run.failures.is_empty()
+        }
+        Command::Check { history } => check(&history),
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(seeds: Range<u64>, time: Duration, jobs: usize) -> bool {
+    let begun = Instant::now();
+    let (mut passed, mut failed, mut virtual_time) = (0u64, 0u64, Duration::ZERO);
+    run_all(seeds, time, jobs, |run| {
+        virtual_time += run.virtual_time;
+        if run.failures.is_empty() {
+            passed += 1;
+        } else {
+            failed += 1;
+            println!("{}", line(&run));
+        }
+    });
+    let real_s = begun.elapsed().as_secs_f64().max(1e-9);
+    let seeds_a_minute = 60.0 * (passed + failed) as f64 / real_s;
+    let speed = virtual_time.as_secs_f64() / real_s;
+    println!("{speed:.1} virtual seconds per real second, {seeds_a_minute:.1} seeds per minute, {jobs} threads");
+    println!("{passed} passed, {failed} failed");
+    failed == 0
+}
+
+fn trace(run: &Run) {
+    for failure in &run.failures {
+        println!("{}: {}", failure.name, failure.text);
+    }
+    let virtual_s = run.virtual_time.as_secs_f64();
+    println!("seed {}: trace {:016x}, {} events, {virtual_s:.3} virtual s", run.seed, run.trace, run.events.len());
+}
+
+fn written(result: std::io::Result<()>) -> bool {
+    if let Err(error) = &result {
+        eprintln!("the history can not be written: {error}");
+    }
+    result.is_ok()
+}
+
+fn check(path: &std::path::Path) -> bool {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            return false;
+        }
+    };
+    let history = match from_lines(&text) {
+        Ok(history) => history,
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            return false;
+        }
+    };
+    let anomalies = camus_history::check(&history);
+    for anomaly in &anomalies {
+        println!("{anomaly}");
+    }
+    println!("{} events, {} anomalies", history.len(), anomalies.len());
+    anomalies.is_empty()
+}
