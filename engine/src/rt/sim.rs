@@ -477,6 +477,10 @@ impl Inner {
                 self.note(&[2, core as u64, done.op.0, u64::from(done.result.is_ok())]);
                 self.tell(core, Inbox::Disk(done));
             }
+            Err(Stuck::Flushes(ends)) => {
+                self.note(&[7, core as u64, token]);
+                self.plan(ends, Action::DiskDue { core, life, token });
+            }
             Err(Stuck::Hangs) => {
                 self.plan(self.now + Duration::from_millis(1), Action::DiskDue { core, life, token });
             }
