@@ -1,9 +1,12 @@
 //! What goes wrong and when, drawn from the seed: each seed has its own mix of faults, and some have none.
+//!
+//! Damage (rot, and writes that report success and are not there) is in the mix only where a scenario asks for it: with
+//! one copy no broker masks it.
 
 use crate::clients::Clients;
 use crate::kit::SimBroker;
 use camus_engine::io::Volume;
-use camus_engine::io::sim::Crash;
+use camus_engine::io::sim::{Crash, Damage};
 use camus_engine::rt::rng::Rng;
 use camus_engine::rt::sim::SimCoreId;
 use camus_engine::types::Mono;
@@ -16,6 +19,8 @@ pub enum Fault {
     /// A signal, and a start.
     Stop,
     SlowDisk,
+    /// Some operations take long, the others do not.
+    Spikes,
     HungDisk,
     /// The broker ends itself, and is started again.
     WriteErrors,
@@ -23,13 +28,18 @@ pub enum Fault {
     FullDisk,
     Resets,
     PausedReader,
+    Rot,
+    LostWrites,
+    MisdirectedWrites,
+    TornWrites,
 }
 
-const ALL: [Fault; 10] = [
+const ALL: [Fault; 11] = [
     Fault::ProcessCrash,
     Fault::PowerLoss,
     Fault::Stop,
     Fault::SlowDisk,
+    Fault::Spikes,
     Fault::HungDisk,
     Fault::WriteErrors,
     Fault::ReadErrors,
@@ -38,20 +48,31 @@ const ALL: [Fault; 10] = [
     Fault::PausedReader,
 ];
 
+const DAMAGE: [Fault; 4] = [Fault::Rot, Fault::LostWrites, Fault::MisdirectedWrites, Fault::TornWrites];
+
 /// A fault that ends by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Lasting {
     Slow(SimCoreId),
+    Spikes(SimCoreId),
     Hang(SimCoreId),
     Full(SimCoreId),
 }
 
 pub struct Faults {
     mix: Vec<Fault>,
+    /// Disks are damaged.
+    damages: bool,
+    /// What was known of damage when a start was not refused.
+    survived: Damage,
     next_at: Mono,
     /// The broker is down, and is started again then.
     begin_at: Option<Mono>,
     lasting: Vec<(Mono, Lasting)>,
+    /// Starts before which the end of the log may have been lost without a trace.
+    pub cuts: Vec<Mono>,
+    /// A core refused its disk: there is no broker any more.
+    pub refused: Option<String>,
 }
 
 fn ms(ms: u64) -> Duration {
@@ -59,13 +80,29 @@ fn ms(ms: u64) -> Duration {
 }
 
 impl Faults {
-    /// Each kind is in every second seed.
-    pub fn drawn(rng: &mut Rng, now: Mono) -> Faults {
-        let mix = ALL.into_iter().filter(|_| rng.chance(50)).collect();
-        Faults { mix, next_at: now + ms(rng.between(100, 3_000)), begin_at: None, lasting: vec![] }
+    /// Each kind is in every second seed. With `damages` one kind of damage at least.
+    pub fn drawn(rng: &mut Rng, now: Mono, damages: bool) -> Faults {
+        let mut mix: Vec<Fault> = ALL.into_iter().filter(|_| rng.chance(50)).collect();
+        if damages {
+            mix.push(DAMAGE[rng.between(0, DAMAGE.len() as u64 - 1) as usize]);
+            mix.extend(DAMAGE.into_iter().filter(|_| rng.chance(30)));
+        }
+        Faults {
+            mix,
+            damages,
+            survived: Damage::default(),
+            next_at: now + ms(rng.between(100, 3_000)),
+            begin_at: None,
+            lasting: vec![],
+            cuts: vec![],
+            refused: None,
+        }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, clients: &mut Clients) {
+        if self.refused.is_some() {
+            return;
+        }
         let now = broker.now();
         if broker.has_failed() && self.begin_at.is_none() {
             broker.crash(Crash::Process);
@@ -76,13 +113,31 @@ impl Faults {
         }
         if self.begin_at.is_some_and(|at| at <= now) {
             self.begin_at = None;
-            broker.begin();
+            self.begin(broker);
         }
         self.end_what_is_over(broker);
         if now >= self.next_at && !self.mix.is_empty() {
             let fault = self.mix[broker.pick(self.mix.len())];
             self.inject(fault, broker, clients);
             self.next_at = broker.now() + ms(100 + broker.pick(5_000) as u64);
+        }
+    }
+
+    fn begin(&mut self, broker: &mut SimBroker) {
+        if self.damages && broker.chance(20) {
+            // It rots while nobody looks.
+            let n = broker.pick(broker.cores.len());
+            let _where = broker.world.disk(broker.cores[n]).rot_somewhere();
+        }
+        let damage = broker.damage();
+        // One flipped bit is always known as such. Anything else in the last groups may look like a write that was
+        // never there (docs/adr/0002).
+        if damage.writes > self.survived.writes || damage.bits > self.survived.bits + 1 {
+            self.cuts.push(broker.now());
+        }
+        match broker.begin() {
+            Ok(()) => self.survived = damage,
+            Err(why) => self.refused = Some(why),
         }
     }
 
@@ -103,6 +158,10 @@ impl Faults {
                 disk.slow_down(Duration::from_micros(500 + broker.pick(20_000) as u64));
                 self.last(2_000, Lasting::Slow(core), broker);
             }
+            Fault::Spikes => {
+                disk.spike(1 + broker.pick(20) as u64, ms(1 + broker.pick(300) as u64));
+                self.last(5_000, Lasting::Spikes(core), broker);
+            }
             Fault::HungDisk => {
                 disk.hang(true);
                 self.last(5_000, Lasting::Hang(core), broker);
@@ -120,6 +179,12 @@ impl Faults {
                 let for_ms = 100 + broker.pick(5_000) as u64;
                 clients.pause_a_reader(for_ms, broker);
             }
+            Fault::Rot => {
+                let _where = disk.rot_somewhere();
+            }
+            Fault::LostWrites => disk.lose_writes(1 + broker.pick(3) as u32),
+            Fault::MisdirectedWrites => disk.misdirect_writes(1 + broker.pick(3) as u32),
+            Fault::TornWrites => disk.tear_writes(1 + broker.pick(3) as u32),
         }
     }
 
@@ -149,6 +214,9 @@ impl Faults {
             let disk = broker.world.disk(*core);
             disk.fail_writes(0);
             disk.fail_reads(0);
+            disk.lose_writes(0);
+            disk.misdirect_writes(0);
+            disk.tear_writes(0);
         }
         self.begin_at = self.begin_at.map(|_| broker.now());
         clients.resume_readers(broker);
@@ -158,6 +226,7 @@ impl Faults {
 fn end(what: Lasting, broker: &mut SimBroker) {
     match what {
         Lasting::Slow(core) => broker.world.disk(core).slow_down(Duration::ZERO),
+        Lasting::Spikes(core) => broker.world.disk(core).spike(0, Duration::ZERO),
         Lasting::Hang(core) => broker.world.disk(core).hang(false),
         Lasting::Full(core) => broker.world.disk(core).set_capacity(u64::MAX),
     }

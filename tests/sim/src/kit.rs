@@ -4,14 +4,14 @@
 //! is the end of the process, and whoever runs the scenario starts it again ([`SimBroker::has_failed`]).
 
 use camus_engine::io::buf::ChunkPool;
-use camus_engine::io::sim::Crash;
+use camus_engine::io::sim::{Crash, Damage};
 use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES, WAL_SPARE_SEGMENTS_MAX};
 use camus_engine::rt::Driver;
 use camus_engine::rt::mesh::mesh;
 use camus_engine::rt::rng::Rng;
 use camus_engine::rt::sim::{SimCoreId, World};
 use camus_engine::shard::api::ShardTable;
-use camus_engine::shard::core::{Core, CoreConfig};
+use camus_engine::shard::core::{Core, CoreConfig, RecoveredMeta};
 use camus_engine::stats::CoreStats;
 use camus_engine::types::{BrokerId, CoreId, Mono, ShardId};
 use camus_engine::wal::{WalConfig, WalError};
@@ -105,15 +105,16 @@ impl SimBroker {
         let cores = (0..shape.cores).map(|_| world.add_core()).collect();
         let broker = Arc::new(broker(&shape));
         let mut broker = SimBroker { world, cores, said: Rc::default(), broker, stats: vec![], shape };
-        broker.begin();
+        broker.begin().expect("disks that hold nothing");
         let said = Rc::clone(&broker.said);
         let listens = broker.world.run_until(PATIENCE, |_| said.borrow().listening == shape.cores);
         assert!(listens, "a new broker does not listen");
         broker
     }
 
-    /// Starts all cores on what their disks hold. Clients are let in later.
-    pub fn begin(&mut self) {
+    /// Starts all cores on what their disks hold. Clients are let in later. If one refuses its disk, none runs, and why
+    /// is the error.
+    pub fn begin(&mut self) -> Result<(), String> {
         let shape = self.shape;
         self.said = Rc::default();
         self.broker = Arc::new(broker(&shape));
@@ -130,12 +131,8 @@ impl SimBroker {
             let seed = self.world.rng().u64();
             let pool = ChunkPool::new(wal_bytes_max);
             let (pump, recovered) = Core::recover(config, shards, stats, &volume, pool, seed)
-                .unwrap_or_else(|error| panic!("core {n} does not start: {error}"));
-            let data = (1..self.broker.shards.len() as u32).map(ShardId).collect();
-            let meta = (n == 0).then(|| {
-                MetaHost::recover(CLUSTER.to_owned(), data, shape.cores, 1 << 20, GroupSettings::default(), recovered)
-                    .unwrap_or_else(|error| panic!("{error}"))
-            });
+                .map_err(|error| format!("core {n} does not start: {error}"))?;
+            let meta = if n == 0 { Some(self.metadata(recovered)?) } else { None };
             let report = Box::new(Reporter(Rc::clone(&self.said)));
             let broker = Arc::clone(&self.broker);
             nodes.push(Node::new(core, broker, Arc::clone(&self.stats[n]), pump, meta, port, report));
@@ -143,6 +140,20 @@ impl SimBroker {
         for (core, node) in self.cores.clone().into_iter().zip(nodes) {
             self.world.start(core, Box::new(node));
         }
+        Ok(())
+    }
+
+    fn metadata(&self, recovered: RecoveredMeta) -> Result<MetaHost, String> {
+        let data = (1..self.broker.shards.len() as u32).map(ShardId).collect();
+        let (cores, groups) = (self.shape.cores, GroupSettings::default());
+        MetaHost::recover(CLUSTER.to_owned(), data, cores, 1 << 20, groups, recovered)
+            .map_err(|error| format!("the metadata does not start: {error}"))
+    }
+
+    /// What was done to all disks that no log masks.
+    pub fn damage(&self) -> Damage {
+        let all = self.cores.iter().map(|core| self.world.disk(*core).damage());
+        all.fold(Damage::default(), |a, b| Damage { writes: a.writes + b.writes, bits: a.bits + b.bits })
     }
 
     /// All cores at once.

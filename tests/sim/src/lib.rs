@@ -5,12 +5,13 @@
 //!
 //! Files: `kit.rs` a broker put together as in production, on simulated disks; `wire.rs` Kafka's wire from the client's
 //! side; `ledger.rs` what clients did and saw; `producers.rs` and `readers.rs` the clients, `clients.rs` all of them;
-//! `faults.rs` what goes wrong and when; `scenario.rs` one seed from start to judgement; `runner.rs` many seeds on some
-//! threads.
+//! `faults.rs` what goes wrong and when; `scenario.rs` one seed from start to judgement; `judgement.rs` what damage may
+//! do to what clients saw, and what not; `runner.rs` many seeds on some threads.
 #![allow(clippy::unwrap_used, reason = "a simulation that meets what can not be ends, and its seed is named")]
 
 pub mod clients;
 pub mod faults;
+pub mod judgement;
 pub mod kit;
 pub mod ledger;
 pub mod producers;

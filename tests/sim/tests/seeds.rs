@@ -3,7 +3,7 @@
 use camus_history::Op;
 use camus_history::history::ProduceOutcome;
 use camus_sim::runner::{line, run_all, run_caught};
-use camus_sim::scenario::Run;
+use camus_sim::scenario::{Mode, Run};
 use std::time::Duration;
 
 const TIME: Duration = Duration::from_secs(6);
@@ -20,10 +20,12 @@ fn has_records(op: &Op) -> bool {
 /// Lost if it fails: a failure that was found can not be found again.
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    for seed in 500..502 {
-        let run = run_caught(seed, TIME);
-        assert_eq!(run, run_caught(seed, TIME));
-        assert_ne!(run.trace, run_caught(seed + 2, TIME).trace);
+    for mode in [Mode::Run, Mode::Damage] {
+        for seed in 500..502 {
+            let run = run_caught(mode, seed, TIME);
+            assert_eq!(run, run_caught(mode, seed, TIME));
+            assert_ne!(run.trace, run_caught(mode, seed + 2, TIME).trace);
+        }
     }
 }
 
@@ -31,7 +33,7 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn a_whole_broker_keeps_its_promises_under_faults() {
     let (mut runs, mut acks, mut read, mut failed) = (0, 0, 0, Vec::new());
-    run_all(0..16, TIME, 2, |run| {
+    run_all(Mode::Run, 0..16, TIME, 2, |run| {
         runs += 1;
         acks += acked(&run);
         read += run.events.iter().filter(|event| has_records(&event.op)).count();
@@ -42,4 +44,19 @@ fn a_whole_broker_keeps_its_promises_under_faults() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert_eq!(runs, 16);
     assert!(acks > 50 * runs && read > 50 * runs, "{acks} batches acknowledged, {read} reads with records");
+}
+
+/// Lost if it fails: promise 8. Somebody is shown what a damaged disk made of the records.
+#[test]
+fn a_damaged_disk_is_refused_or_reported_and_never_served() {
+    let (mut acks, mut refused, mut failed) = (0, 0, Vec::new());
+    run_all(Mode::Damage, 0..16, TIME, 2, |run| {
+        acks += acked(&run);
+        refused += usize::from(run.refused.is_some());
+        if !run.failures.is_empty() {
+            failed.push(line(&run));
+        }
+    });
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(acks > 50 && refused > 2, "{acks} batches acknowledged, {refused} starts refused");
 }

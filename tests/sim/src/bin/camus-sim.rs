@@ -1,10 +1,11 @@
-//! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `trace`: that a seed is the same every time.
+//! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `damage`: the same on disks that are damaged;
+//! `trace`: that a seed is the same every time.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
 #![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
 
 use camus_history::history::{from_lines, to_lines};
 use camus_sim::runner::{line, run_all, run_caught};
-use camus_sim::scenario::Run;
+use camus_sim::scenario::{Mode, Run};
 use clap::{Parser, Subcommand};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -35,10 +36,25 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
     },
+    /// Runs seeds in which disks are damaged: a start may be refused and a read may be, but nothing wrong is shown.
+    Damage {
+        /// From the first to before the last: 0..2000.
+        #[arg(long, value_parser = seeds)]
+        seeds: Range<u64>,
+        /// Virtual time of each seed before it is wound up, s. A start that is refused ends it.
+        #[arg(long, default_value_t = 60)]
+        virtual_s: u64,
+        /// Threads; each runs one seed at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
     /// Runs one seed and prints the hash of everything that happened in it.
     Trace {
         #[arg(long)]
         seed: u64,
+        /// On damaged disks, as `damage` runs it.
+        #[arg(long)]
+        damage: bool,
         #[arg(long, default_value_t = 60)]
         virtual_s: u64,
         /// Where to write the history, an event a line.
@@ -60,9 +76,11 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let passed = match Cli::parse().command {
-        Command::Run { seeds, brokers: _, virtual_s, jobs } => run(seeds, Duration::from_secs(virtual_s), jobs.max(1)),
-        Command::Trace { seed, virtual_s, history } => {
-            let run = run_caught(seed, Duration::from_secs(virtual_s));
+        Command::Run { seeds, brokers: _, virtual_s, jobs } => run(Mode::Run, seeds, virtual_s, jobs),
+        Command::Damage { seeds, virtual_s, jobs } => run(Mode::Damage, seeds, virtual_s, jobs),
+        Command::Trace { seed, damage, virtual_s, history } => {
+            let mode = if damage { Mode::Damage } else { Mode::Run };
+            let run = run_caught(mode, seed, Duration::from_secs(virtual_s));
             trace(&run);
             history.is_none_or(|path| written(std::fs::write(path, to_lines(&run.events)))) && run.failures.is_empty()
         }
@@ -71,24 +89,43 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run(seeds: Range<u64>, time: Duration, jobs: usize) -> bool {
-    let begun = Instant::now();
-    let (mut passed, mut failed, mut virtual_time) = (0u64, 0u64, Duration::ZERO);
-    run_all(seeds, time, jobs, |run| {
-        virtual_time += run.virtual_time;
+/// What came of all seeds.
+#[derive(Default)]
+struct Sum {
+    passed: u64,
+    failed: u64,
+    virtual_time: Duration,
+    refused: u64,
+    unread: u64,
+}
+
+impl Sum {
+    fn add(&mut self, run: &Run) {
+        self.virtual_time += run.virtual_time;
+        self.refused += u64::from(run.refused.is_some());
+        self.unread += run.unread;
         if run.failures.is_empty() {
-            passed += 1;
+            self.passed += 1;
         } else {
-            failed += 1;
-            println!("{}", line(&run));
+            self.failed += 1;
+            println!("{}", line(run));
         }
-    });
+    }
+}
+
+fn run(mode: Mode, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
+    let (begun, jobs) = (Instant::now(), jobs.max(1));
+    let mut sum = Sum::default();
+    run_all(mode, seeds, Duration::from_secs(virtual_s), jobs, |run| sum.add(&run));
     let real_s = begun.elapsed().as_secs_f64().max(1e-9);
-    let seeds_a_minute = 60.0 * (passed + failed) as f64 / real_s;
-    let speed = virtual_time.as_secs_f64() / real_s;
+    let seeds_a_minute = 60.0 * (sum.passed + sum.failed) as f64 / real_s;
+    let speed = sum.virtual_time.as_secs_f64() / real_s;
+    if mode == Mode::Damage {
+        println!("{} starts were refused, {} partitions could not be read to their end", sum.refused, sum.unread);
+    }
     println!("{speed:.1} virtual seconds per real second, {seeds_a_minute:.1} seeds per minute, {jobs} threads");
-    println!("{passed} passed, {failed} failed");
-    failed == 0
+    println!("{} passed, {} failed", sum.passed, sum.failed);
+    sum.failed == 0
 }
 
 fn trace(run: &Run) {
