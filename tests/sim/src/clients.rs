@@ -36,6 +36,18 @@ impl Clients {
         }
     }
 
+    /// Two idempotent producers, a plain one, and a reader a partition.
+    pub fn few(partitions: i32) -> Clients {
+        let of = |process: u32| process as i32 % partitions;
+        Clients {
+            idempotents: IDEMPOTENTS.take(2).map(|process| Idempotent::new(process, of(process))).collect(),
+            plains: PLAINS.take(1).map(|process| Plain::new(process, of(process))).collect(),
+            readers: (0..partitions).map(|n| Reader::new(READERS + n as u32, n)).collect(),
+            committers: vec![],
+            trimmer: Trimmer::new(TRIMMER, false),
+        }
+    }
+
     /// Each does what there is to do now.
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
         self.idempotents.iter_mut().for_each(|client| client.step(broker, ledger));

@@ -2,7 +2,7 @@
 //!
 //! A broker with one copy can not mask damage. It may refuse to start, it may answer a read with an error, and where
 //! the last groups of a log were damaged (but by more than one flipped bit), the log may end earlier at the next start,
-//! without a word: nothing on the disk says that there was more (docs/adr/0002, "What can not be decided"). That is all.
+//! without a word: nothing on the disk says that there was more (docs/adr/0002, "What can not be decided"). No more.
 //!
 //! So the history is cut at each start before which that can have happened. What lies between two cuts is judged as if
 //! nothing had been damaged: what was acknowledged is there, and an offset has one value. Across a cut an acknowledged
@@ -10,8 +10,8 @@
 //! sent or that was refused, in a wrong order, twice, or with a hole before it: the log that is left is a beginning of
 //! the one that was. What groups committed is judged only where there is no cut.
 //!
-//! One lawful thing is judged as a fault all the same: a producer of which no batch is left begins anywhere, and its log
-//! has a hole. It takes a loss of all that it ever wrote, which the tail of a log is not, unless it has just begun.
+//! One lawful thing is judged as a fault all the same: a producer of which no batch is left begins anywhere, and then a
+//! hole is before it. It takes a loss of all that it ever wrote, which a tail is not, unless it has just begun.
 
 use camus_engine::types::Mono;
 use camus_history::history::{Outcome, ProduceOutcome};

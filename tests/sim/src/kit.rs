@@ -101,15 +101,24 @@ pub struct SimBroker {
 impl SimBroker {
     /// A new broker that listens.
     pub fn new(seed: u64, shape: Shape) -> SimBroker {
+        let mut broker = SimBroker::down(seed, shape);
+        broker.begin().expect("disks that hold nothing");
+        assert!(broker.comes_up(), "a new broker does not listen");
+        broker
+    }
+
+    /// A new broker that does not run yet.
+    pub fn down(seed: u64, shape: Shape) -> SimBroker {
         let mut world = World::new(seed);
         let cores = (0..shape.cores).map(|_| world.add_core()).collect();
         let broker = Arc::new(broker(&shape));
-        let mut broker = SimBroker { world, cores, said: Rc::default(), broker, stats: vec![], shape };
-        broker.begin().expect("disks that hold nothing");
-        let said = Rc::clone(&broker.said);
-        let listens = broker.world.run_until(PATIENCE, |_| said.borrow().listening == shape.cores);
-        assert!(listens, "a new broker does not listen");
-        broker
+        SimBroker { world, cores, said: Rc::default(), broker, stats: vec![], shape }
+    }
+
+    /// Waits until all cores listen. Whether they do.
+    pub fn comes_up(&mut self) -> bool {
+        let (said, cores) = (Rc::clone(&self.said), self.shape.cores);
+        self.world.run_until(PATIENCE, |_| said.borrow().listening == cores)
     }
 
     /// Starts all cores on what their disks hold. Clients are let in later. If one refuses its disk, none runs, and why

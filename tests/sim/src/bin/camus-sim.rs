@@ -1,10 +1,11 @@
 //! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `damage`: the same on disks that are damaged;
-//! `trace`: that a seed is the same every time.
+//! `crash-points`: a crash at every boundary of a short life; `trace`: that a seed is the same every time.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
 #![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
 
 use camus_history::history::{from_lines, to_lines};
-use camus_sim::runner::{line, run_all, run_caught};
+use camus_sim::crash_points::{Boundaries, TRIED_MAX, Tried};
+use camus_sim::runner::{line, names, run_all, run_caught, spread};
 use camus_sim::scenario::{Mode, Run};
 use clap::{Parser, Subcommand};
 use std::ops::Range;
@@ -48,6 +49,17 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
     },
+    /// Crashes a short life of a broker at each of its boundaries: disk operations begun, in the cache, ended; answers.
+    CrashPoints {
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Tries this boundary alone.
+        #[arg(long)]
+        only: Option<u64>,
+        /// Threads; each tries one boundary at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
     /// Runs one seed and prints the hash of everything that happened in it.
     Trace {
         #[arg(long)]
@@ -78,6 +90,7 @@ fn main() -> ExitCode {
     let passed = match Cli::parse().command {
         Command::Run { seeds, brokers: _, virtual_s, jobs } => run(Mode::Run, seeds, virtual_s, jobs),
         Command::Damage { seeds, virtual_s, jobs } => run(Mode::Damage, seeds, virtual_s, jobs),
+        Command::CrashPoints { seed, only, jobs } => crash_points(seed, only, jobs.max(1)),
         Command::Trace { seed, damage, virtual_s, history } => {
             let mode = if damage { Mode::Damage } else { Mode::Run };
             let run = run_caught(mode, seed, Duration::from_secs(virtual_s));
@@ -126,6 +139,55 @@ fn run(mode: Mode, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
     println!("{speed:.1} virtual seconds per real second, {seeds_a_minute:.1} seeds per minute, {jobs} threads");
     println!("{} passed, {} failed", sum.passed, sum.failed);
     sum.failed == 0
+}
+
+fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
+    let begun = Instant::now();
+    let boundaries = match Boundaries::of(seed) {
+        Ok(boundaries) => boundaries,
+        Err(failure) => {
+            println!("seed {seed}: {}: {}", failure.name, failure.text);
+            println!("0 passed, 1 failed");
+            return false;
+        }
+    };
+    let Boundaries { one, two, .. } = boundaries;
+    let chosen = match only {
+        Some(boundary) if (1..=boundaries.total()).contains(&boundary) => vec![boundary],
+        Some(boundary) => {
+            eprintln!("there is no boundary {boundary}: they are 1 to {}", boundaries.total());
+            return false;
+        }
+        None => {
+            let (chosen, every) = boundaries.chosen(TRIED_MAX);
+            if every > 1 {
+                println!("there are {} boundaries: only every {every}th is tried", boundaries.total());
+            }
+            chosen
+        }
+    };
+    let (mut passed, mut failed) = (0u64, 0u64);
+    let try_nth = |n: u64| boundaries.try_one(chosen[n as usize]);
+    spread(0..chosen.len() as u64, jobs, try_nth, |tried| {
+        if tried.failures.is_empty() {
+            passed += 1;
+        } else {
+            failed += 1;
+            println!("{}", crash_point_line(&tried, &boundaries));
+        }
+    });
+    let real_s = begun.elapsed().as_secs_f64();
+    println!("{one} boundaries on one core, {two} on two; {} tried, each without power and as a process", chosen.len());
+    println!("{real_s:.1} s, {jobs} threads");
+    println!("{passed} passed, {failed} failed");
+    failed == 0
+}
+
+fn crash_point_line(tried: &Tried, boundaries: &Boundaries) -> String {
+    let Tried { boundary, cores, failures } = tried;
+    let first = failures.first().map_or("", |failure| failure.text.as_str());
+    let (names, replay) = (names(failures), boundaries.replay(*boundary));
+    format!("boundary {boundary} ({cores} cores): {names}: {first}; {replay}")
 }
 
 fn trace(run: &Run) {
