@@ -218,6 +218,7 @@ fn config(core: CoreId, shape: &Shape) -> CoreConfig {
     CoreConfig {
         core,
         raft_id: 2,
+        voters: vec![2],
         wal: WalConfig {
             cluster: [3; 16],
             core,
