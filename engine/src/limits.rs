@@ -43,6 +43,22 @@ pub const REPLICA_MESSAGE_ENTRIES_MAX: usize = 256;
 pub const REPLICA_UNCOMMITTED_ENTRIES_MAX: usize = 65_536;
 /// Entries whose length and checksum a replica with followers keeps in memory. Older ones are looked up in the WAL.
 pub const REPLICA_TAIL_ENTRIES_MAX: usize = 4096;
+/// What a follower may lack and still get from its leader's log: entries of a shard that are kept for it though nothing
+/// else needs them. One that lacks more waits for a snapshot from the bucket. 12 bytes each in memory.
+pub const REPLICA_LAG_ENTRIES_MAX: usize = 65_536;
+/// And of all segments that the log may have, one of so many are kept for it at most: a broker that is away must not
+/// fill the disks of the others.
+pub const REPLICA_LAG_SEGMENTS_DIVISOR: usize = 2;
+/// Bodies of one message between replicas, record heads included, unless one entry alone is larger: it must fit into a
+/// group beside others, where it is taken in. Also what is read from the disk at once for a follower.
+pub const REPLICA_MESSAGE_BYTES_MAX: usize = 256 * 1024;
+/// Messages with entries that wait for a follower's turn, of which the first may wait for the disk. Raft sends again
+/// what is over it.
+pub const REPLICA_OUTBOX_MESSAGES_MAX: usize = 64;
+/// Messages of leaders that a core holds back because its WAL has no room. What is over it is lost and sent again.
+pub const REPLICA_PARKED_MESSAGES_MAX: usize = 16;
+const _: () = assert!(REPLICA_TAIL_ENTRIES_MAX <= REPLICA_LAG_ENTRIES_MAX);
+const _: () = assert!(REPLICA_MESSAGE_BYTES_MAX <= WAL_GROUP_BYTES_MAX / 2);
 
 /// A request frame, bytes: Kafka's `socket.request.max.bytes` default.
 pub const FRAME_BYTES_MAX: usize = 100 * 1024 * 1024;

@@ -59,6 +59,7 @@ impl Host {
         let config = CoreConfig {
             core: CORE,
             raft_id: 1,
+            voters: vec![1],
             wal: WalConfig {
                 cluster: [7; 16],
                 core: CORE,

@@ -302,6 +302,13 @@ impl Chunk {
     }
 
     /// What is written and not frozen.
+    pub fn written(&self) -> &[u8] {
+        // SAFETY: [frozen, len) is inside the chunk, initialised (the memory was zero at first), and this owner's
+        // alone; the borrow of `self` keeps it unchanged.
+        unsafe { slice::from_raw_parts(self.memory.start.as_ptr().add(self.frozen), self.len - self.frozen) }
+    }
+
+    /// The same, to be changed.
     pub fn written_mut(&mut self) -> &mut [u8] {
         // SAFETY: [frozen, len) is inside the chunk, initialised (the memory was zero at first), and this owner's
         // alone; the borrow of `self` keeps it so.

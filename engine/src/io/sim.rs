@@ -1,24 +1,36 @@
 //! A simulated disk: what is durable, what only looks so, and what a crash leaves of a write in flight.
 //!
-//! Time is the world's (`rt/sim.rs`), chance is seeded. A completed write is durable. At a crash each sector of a write
-//! in flight is lost, is on the media, or (when only the process died) is visible and not durable: the next power loss
-//! takes it back unless [`Volume::sync`] came first. [`SimDisk`] is a handle; the world and the test share it.
+//! Time is the world's (`rt/sim.rs`), chance is seeded. A write goes into the device's cache, where reads find it, and
+//! from there to the media by a flush that covers its sectors and nothing else in flight; it ends after that, so what
+//! has ended is durable. At a crash each sector of a write that is not in the cache yet is lost, is on the media, or
+//! (when only the process died) in the cache; what is in the cache stays there when the process dies, and when power is
+//! lost any part of it may be gone unless [`Volume::sync`] came first. [`SimDisk`] is a handle; the world and the test
+//! share it.
+//!
+//! Faults are off until a test asks for them, and off again after a crash. Writes that are lost, misdirected or torn
+//! though they report success, and rot, are damage: no log masks it with one copy, and all that can be asked for is
+//! that it is found.
+//! Files: `sim/media.rs` the sectors.
 
 use super::{BlockBuf, Disk, DiskDone, DiskError, DiskErrorKind, DiskOk, DiskOp, DurableMethod, FileId, OpId, Volume};
 use crate::io::buf::AlignedBuf;
 use crate::limits::BLOCK_BYTES;
 use crate::rt::rng::Rng;
 use crate::types::Mono;
+use media::{Fate, SimFile, Tear, sectors_of};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+mod media;
+#[cfg(test)]
+mod tests;
+
 /// What a device writes as one.
 pub const SECTOR_BYTES: usize = 512;
-
-type Sector = [u8; SECTOR_BYTES];
 
 /// How a core ends without being asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +54,7 @@ struct State {
     /// Since the world last asked: what was started, and when it is due.
     started: Vec<(u64, Mono)>,
     faults: Faults,
+    damage: Damage,
 }
 
 #[derive(Default)]
@@ -50,36 +63,28 @@ struct Faults {
     writes: u32,
     reads: u32,
     slow: Duration,
+    spike_percent: u64,
+    spike_max: Duration,
+    lost: u32,
+    misdirected: u32,
+    torn: u32,
 }
 
-struct SimFile {
-    len: u64,
-    /// What is on the media; a sector that is not here is zero.
-    durable: BTreeMap<u64, Sector>,
-    /// Over it: what a read finds and a power loss takes.
-    volatile: BTreeMap<u64, Sector>,
+/// What was done to a disk that no log masks with one copy: for the judgement on what is served after it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Damage {
+    /// Writes that reported success and are not there, or not all of them, or elsewhere.
+    pub writes: u64,
+    /// Bits that were flipped.
+    pub bits: u64,
 }
 
 struct Flight {
     op: OpId,
     what: DiskOp,
-}
-
-impl SimFile {
-    fn read(&self, at: u64, buf: &mut [u8]) {
-        let mut at = at;
-        let mut rest = buf;
-        while !rest.is_empty() {
-            let (sector, within) = (at / SECTOR_BYTES as u64, (at % SECTOR_BYTES as u64) as usize);
-            let here = rest.len().min(SECTOR_BYTES - within);
-            let (now, later) = rest.split_at_mut(here);
-            match self.volatile.get(&sector).or_else(|| self.durable.get(&sector)) {
-                Some(found) => now.copy_from_slice(&found[within..within + here]),
-                None => now.fill(0),
-            }
-            (rest, at) = (later, at + here as u64);
-        }
-    }
+    ends: Mono,
+    /// Of a write that is in the cache: the sectors that its flush covers.
+    cached: Option<Range<u64>>,
 }
 
 impl SimDisk {
@@ -92,6 +97,7 @@ impl SimDisk {
             next_token: 0,
             started: vec![],
             faults: Faults::default(),
+            damage: Damage::default(),
         })))
     }
 
@@ -104,7 +110,8 @@ impl SimDisk {
         self.0.borrow_mut().capacity_bytes = bytes;
     }
 
-    /// The next `n` writes fail with EIO; any of their sectors may be on the media all the same.
+    /// The next `n` writes fail with EIO, on their way to the cache or in their flush; any of their sectors may be on
+    /// the media all the same.
     pub fn fail_writes(&self, n: u32) {
         self.0.borrow_mut().faults.writes = n;
     }
@@ -112,6 +119,21 @@ impl SimDisk {
     /// The next `n` reads fail with EIO.
     pub fn fail_reads(&self, n: u32) {
         self.0.borrow_mut().faults.reads = n;
+    }
+
+    /// The next `n` writes report success, and nothing of them reaches the cache or the media.
+    pub fn lose_writes(&self, n: u32) {
+        self.0.borrow_mut().faults.lost = n;
+    }
+
+    /// The next `n` writes report success and go to another block of the same file.
+    pub fn misdirect_writes(&self, n: u32) {
+        self.0.borrow_mut().faults.misdirected = n;
+    }
+
+    /// The next `n` writes report success, and about half of their sectors are there.
+    pub fn tear_writes(&self, n: u32) {
+        self.0.borrow_mut().faults.torn = n;
     }
 
     /// While on, nothing ends. What is due then ends when it is off again.
@@ -124,6 +146,12 @@ impl SimDisk {
         self.0.borrow_mut().faults.slow = by;
     }
 
+    /// From now on so many operations in a hundred take up to `up_to` longer.
+    pub fn spike(&self, percent: u64, up_to: Duration) {
+        let mut state = self.0.borrow_mut();
+        (state.faults.spike_percent, state.faults.spike_max) = (percent, up_to);
+    }
+
     /// Flips a bit on the media.
     pub fn rot(&self, file: FileId, at: u64) {
         let mut state = self.0.borrow_mut();
@@ -131,6 +159,28 @@ impl SimDisk {
         assert!(at < file.len);
         let sector = file.durable.entry(at / SECTOR_BYTES as u64).or_insert([0; SECTOR_BYTES]);
         sector[(at % SECTOR_BYTES as u64) as usize] ^= 1;
+        state.damage.bits += 1;
+    }
+
+    /// Flips a bit of a sector that was written: which file, and which byte. `None`: nothing is on the media.
+    pub fn rot_somewhere(&self) -> Option<(FileId, u64)> {
+        let mut state = self.0.borrow_mut();
+        let state = &mut *state;
+        let mut written: Vec<(&FileId, &mut SimFile)> =
+            state.files.iter_mut().filter(|(_, file)| !file.durable.is_empty()).collect();
+        let last = written.len().checked_sub(1)?;
+        let (file, found) = &mut written[state.rng.between(0, last as u64) as usize];
+        let nth = state.rng.between(0, found.durable.len() as u64 - 1) as usize;
+        let (sector, bytes) = found.durable.iter_mut().nth(nth).expect("as many as that");
+        let (byte, bit) = (state.rng.between(0, SECTOR_BYTES as u64 - 1), state.rng.between(0, 7));
+        bytes[byte as usize] ^= 1u8 << bit;
+        state.damage.bits += 1;
+        Some((**file, *sector * SECTOR_BYTES as u64 + byte))
+    }
+
+    /// What was done to this disk since it was new.
+    pub fn damage(&self) -> Damage {
+        self.0.borrow().damage
     }
 
     /// Operations without an end.
@@ -142,21 +192,19 @@ impl SimDisk {
     /// side; a test of the WAL alone may play the world.
     pub fn submit(&self, now: Mono, op: OpId, what: DiskOp) {
         let mut state = self.0.borrow_mut();
-        let state = &mut *state;
         super::check(&what);
         assert!(state.flight.values().all(|flight| flight.op != op), "{op:?} is in flight already");
-        let us = match &what {
-            DiskOp::Write { buf, .. } => state.rng.between(30, 300) + buf.bytes.len() as u64 / 1_000,
-            DiskOp::Read { len, .. } => state.rng.between(20, 200) + u64::from(*len) / 1_000,
-            DiskOp::Prepare { len, .. } => state.rng.between(1_000, 20_000) + len / 500,
-            DiskOp::Remove { .. } => state.rng.between(100, 5_000),
+        let time = state.time(&what);
+        let ends = now + time;
+        // A write is in the cache some time before it is flushed.
+        let due = match &what {
+            DiskOp::Write { .. } => now + time * state.rng.between(10, 90) as u32 / 100,
+            DiskOp::Read { .. } | DiskOp::Prepare { .. } | DiskOp::Remove { .. } => ends,
         };
-        // A device that collects its garbage now and then.
-        let us = if state.rng.chance(1) { us + state.rng.between(5_000, 50_000) } else { us };
         let token = state.next_token;
         state.next_token += 1;
-        state.flight.insert(token, Flight { op, what });
-        state.started.push((token, now + Duration::from_micros(us) + state.faults.slow));
+        state.flight.insert(token, Flight { op, what, ends, cached: None });
+        state.started.push((token, due));
     }
 
     /// What was started since the last call: its token, and when it is due.
@@ -164,7 +212,7 @@ impl SimDisk {
         std::mem::take(&mut self.0.borrow_mut().started)
     }
 
-    /// The operation is due: carries it out.
+    /// The operation is due: carries it out. A write is due twice, and goes into the cache first.
     pub fn complete(&self, token: u64) -> Result<DiskDone, Stuck> {
         let mut state = self.0.borrow_mut();
         if !state.flight.contains_key(&token) {
@@ -173,55 +221,32 @@ impl SimDisk {
         if state.faults.hang {
             return Err(Stuck::Hangs);
         }
-        let flight = state.flight.remove(&token).expect("looked up above");
-        let result = state.carry_out(flight.what);
-        Ok(DiskDone { op: flight.op, result })
+        let mut flight = state.flight.remove(&token).expect("looked up above");
+        match state.go_on(&mut flight) {
+            Some(result) => Ok(DiskDone { op: flight.op, result }),
+            None => {
+                let ends = flight.ends;
+                state.flight.insert(token, flight);
+                Err(Stuck::Flushes(ends))
+            }
+        }
     }
 
     /// What a crash leaves.
     pub fn crash(&self, crash: Crash) {
         let mut state = self.0.borrow_mut();
-        let state = &mut *state;
-        if crash == Crash::Power {
-            for file in state.files.values_mut() {
-                for (sector, bytes) in std::mem::take(&mut file.volatile) {
-                    // Some of it may have been written back by itself.
-                    if state.rng.chance(50) {
-                        file.durable.insert(sector, bytes);
-                    }
-                }
-            }
-        }
         state.started.clear();
-        for (_, flight) in std::mem::take(&mut state.flight) {
-            match flight.what {
-                DiskOp::Write { file, at, buf } => {
-                    let keep = |rng: &mut Rng| match (crash, rng.between(0, 2)) {
-                        (_, 0) => Fate::Lost,
-                        (Crash::Process, 1) => Fate::Volatile,
-                        (Crash::Process | Crash::Power, _) => Fate::Durable,
-                    };
-                    state.write(file, at, &buf, keep);
-                }
-                DiskOp::Remove { file } => {
-                    if state.rng.chance(50) {
-                        state.files.remove(&file);
-                    }
-                }
-                // It was still under its temporary name, or whole: nobody has been told.
-                DiskOp::Prepare { file, len } => {
-                    if state.rng.chance(20) && state.room_for(len) {
-                        state.files.entry(file).or_insert(SimFile {
-                            len,
-                            durable: BTreeMap::new(),
-                            volatile: BTreeMap::new(),
-                        });
-                    }
-                }
-                DiskOp::Read { .. } => {}
+        state.faults = Faults::default();
+        for flight in std::mem::take(&mut state.flight).into_values() {
+            state.cut_off(flight, crash);
+        }
+        if crash == Crash::Power {
+            // What earlier processes left.
+            let files: Vec<FileId> = state.files.keys().copied().collect();
+            for file in files {
+                state.lose_cache(file, 0..u64::MAX);
             }
         }
-        state.faults = Faults::default();
     }
 }
 
@@ -230,15 +255,29 @@ impl SimDisk {
 pub enum Stuck {
     /// The disk hangs: later.
     Hangs,
+    /// It is a write that is in the cache now: visible, and durable only when it has ended, which is due then.
+    Flushes(Mono),
     /// It has ended, or went with a crash.
     Gone,
 }
 
-/// What becomes of one sector of a write that did not end.
-enum Fate {
-    Lost,
-    Volatile,
-    Durable,
+fn error(what: &'static str, file: FileId, at: u64, errno: i32, kind: DiskErrorKind, detail: &str) -> DiskError {
+    DiskError { kind, what, file, at, errno: Some(errno), detail: detail.to_owned() }
+}
+
+fn missing(what: &'static str, file: FileId, at: u64) -> DiskError {
+    error(what, file, at, libc::ENOENT, DiskErrorKind::Io, "no such file")
+}
+
+fn simulated(what: &'static str, file: FileId, at: u64) -> DiskError {
+    error(what, file, at, libc::EIO, DiskErrorKind::Io, "simulated fault")
+}
+
+/// One of so many that were asked for, if there is one left.
+fn take_one(left: &mut u32) -> bool {
+    let any = *left > 0;
+    *left -= u32::from(any);
+    any
 }
 
 impl State {
@@ -247,75 +286,176 @@ impl State {
         used.saturating_add(len) <= self.capacity_bytes
     }
 
-    fn write(&mut self, file: FileId, at: u64, buf: &BlockBuf, mut fate: impl FnMut(&mut Rng) -> Fate) {
-        let Some(file) = self.files.get_mut(&file) else { return };
-        for (n, bytes) in buf.bytes.chunks_exact(SECTOR_BYTES).enumerate() {
-            let sector = at / SECTOR_BYTES as u64 + n as u64;
-            let bytes: Sector = bytes.try_into().expect("chunks of that length");
-            if sector * SECTOR_BYTES as u64 >= file.len {
-                return;
-            }
-            match fate(&mut self.rng) {
-                Fate::Lost => {}
-                Fate::Volatile => {
-                    file.volatile.insert(sector, bytes);
+    /// What an operation takes.
+    fn time(&mut self, what: &DiskOp) -> Duration {
+        let us = match what {
+            DiskOp::Write { buf, .. } => self.rng.between(30, 300) + buf.bytes.len() as u64 / 1_000,
+            DiskOp::Read { len, .. } => self.rng.between(20, 200) + u64::from(*len) / 1_000,
+            DiskOp::Prepare { len, .. } => self.rng.between(1_000, 20_000) + len / 500,
+            DiskOp::Remove { .. } => self.rng.between(100, 5_000),
+        };
+        // A device that collects its garbage now and then.
+        let us = if self.rng.chance(1) { us + self.rng.between(5_000, 50_000) } else { us };
+        let spike = if self.faults.spike_percent > 0 && self.rng.chance(self.faults.spike_percent) {
+            self.rng.between(0, self.faults.spike_max.as_micros() as u64)
+        } else {
+            0
+        };
+        Duration::from_micros(us + spike) + self.faults.slow
+    }
+
+    /// A write that is not in the cache goes there, and `None` says so; all else is done.
+    fn go_on(&mut self, flight: &mut Flight) -> Option<Result<DiskOk, DiskError>> {
+        match (&flight.what, flight.cached.clone()) {
+            (DiskOp::Write { file, at, buf }, None) => match self.cache(*file, *at, buf) {
+                Ok(sectors) => {
+                    flight.cached = Some(sectors);
+                    None
                 }
-                Fate::Durable => {
-                    file.volatile.remove(&sector);
-                    file.durable.insert(sector, bytes);
-                }
-            }
+                Err(error) => Some(Err(error)),
+            },
+            (DiskOp::Write { file, at, .. }, Some(sectors)) => Some(self.flush(*file, *at, sectors)),
+            (DiskOp::Read { file, at, len }, _) => Some(self.read(*file, *at, *len)),
+            (DiskOp::Prepare { file, len }, _) => Some(self.prepare(*file, *len)),
+            (DiskOp::Remove { file }, _) => Some(match self.files.remove(file) {
+                Some(_) => Ok(DiskOk::Removed),
+                None => Err(missing("remove", *file, 0)),
+            }),
         }
     }
 
-    fn carry_out(&mut self, what: DiskOp) -> Result<DiskOk, DiskError> {
-        let error = |what, file, at, errno, kind, detail: &str| {
-            Err(DiskError { kind, what, file, at, errno, detail: detail.to_owned() })
-        };
-        let missing = |what, file, at| error(what, file, at, Some(libc::ENOENT), DiskErrorKind::Io, "no such file");
-        match what {
-            DiskOp::Write { file, at, buf } => {
-                if !self.files.contains_key(&file) {
-                    return missing("write", file, at);
-                }
-                if self.faults.writes > 0 {
-                    self.faults.writes -= 1;
-                    self.write(file, at, &buf, |rng| if rng.chance(50) { Fate::Durable } else { Fate::Lost });
-                    return error("write", file, at, Some(libc::EIO), DiskErrorKind::Io, "simulated fault");
-                }
-                // The WAL never writes beyond its files: a real file would grow, which costs what preparing saves.
-                assert!(at + buf.bytes.len() as u64 <= self.files[&file].len, "a write beyond the end of {file:?}");
-                self.write(file, at, &buf, |_| Fate::Durable);
-                Ok(DiskOk::Written)
-            }
-            DiskOp::Read { file, at, len } => {
-                let Some(found) = self.files.get(&file) else { return missing("read", file, at) };
-                if self.faults.reads > 0 {
-                    self.faults.reads -= 1;
-                    return error("read", file, at, Some(libc::EIO), DiskErrorKind::Io, "simulated fault");
-                }
-                if at + u64::from(len) > found.len {
-                    return error("read", file, at, None, DiskErrorKind::Io, "the file ends before that");
-                }
-                let mut buf = AlignedBuf::zeroed(len as usize);
-                found.read(at, buf.bytes_mut());
-                Ok(DiskOk::Read(buf.freeze()))
-            }
-            DiskOp::Prepare { file, len } => {
-                if self.files.contains_key(&file) {
-                    return error("prepare", file, 0, Some(libc::EEXIST), DiskErrorKind::Io, "it exists");
-                }
-                if !self.room_for(len) {
-                    return error("prepare", file, 0, Some(libc::ENOSPC), DiskErrorKind::NoSpace, "no space left");
-                }
-                self.files.insert(file, SimFile { len, durable: BTreeMap::new(), volatile: BTreeMap::new() });
-                Ok(DiskOk::Prepared)
-            }
-            DiskOp::Remove { file } => match self.files.remove(&file) {
-                Some(_) => Ok(DiskOk::Removed),
-                None => missing("remove", file, 0),
-            },
+    fn write(&mut self, file: FileId, at: u64, buf: &BlockBuf, mut fate: impl FnMut(u64, &mut Rng) -> Fate) {
+        if let Some(file) = self.files.get_mut(&file) {
+            file.write(at, buf, |sector| fate(sector, &mut self.rng));
         }
+    }
+
+    /// The first half of a write. The sectors that it took in the cache.
+    fn cache(&mut self, file: FileId, at: u64, buf: &BlockBuf) -> Result<Range<u64>, DiskError> {
+        let Some(found) = self.files.get(&file) else { return Err(missing("write", file, at)) };
+        let (file_len, len) = (found.len, buf.bytes.len() as u64);
+        // The WAL never writes beyond its files: a real file would grow, which costs what preparing saves.
+        assert!(at + len <= file_len, "a write beyond the end of {file:?}");
+        // Else it fails in its flush.
+        if self.faults.writes > 0 && self.rng.chance(50) {
+            self.faults.writes -= 1;
+            let mut tear = Tear::drawn(&mut self.rng);
+            self.write(file, at, buf, |sector, rng| match tear.keeps(sector, rng) {
+                true if rng.chance(50) => Fate::Volatile,
+                true => Fate::Durable,
+                false => Fate::Lost,
+            });
+            return Err(simulated("write", file, at));
+        }
+        if take_one(&mut self.faults.lost) {
+            self.damage.writes += 1;
+            return Ok(0..0);
+        }
+        let mut to = at;
+        if take_one(&mut self.faults.misdirected) {
+            self.damage.writes += 1;
+            match self.elsewhere(at, len, file_len) {
+                Some(place) => to = place,
+                None => return Ok(0..0),
+            }
+        }
+        let mut tear = Tear::nowhere();
+        if take_one(&mut self.faults.torn) {
+            self.damage.writes += 1;
+            tear = Tear::in_half(&mut self.rng);
+        }
+        self.write(file, to, buf, |sector, rng| if tear.keeps(sector, rng) { Fate::Volatile } else { Fate::Lost });
+        Ok(sectors_of(to, len))
+    }
+
+    /// Another block where so many bytes fit into the file.
+    fn elsewhere(&mut self, at: u64, len: u64, file_len: u64) -> Option<u64> {
+        let block_bytes = BLOCK_BYTES as u64;
+        let others = (file_len - len) / block_bytes;
+        if others == 0 {
+            return None;
+        }
+        let block = self.rng.between(0, others - 1);
+        let place = if block < at / block_bytes { block } else { block + 1 };
+        Some(place * block_bytes)
+    }
+
+    /// The second half: what the write has in the cache is on the media, and nothing else for its sake.
+    fn flush(&mut self, file: FileId, at: u64, sectors: Range<u64>) -> Result<DiskOk, DiskError> {
+        let Some(found) = self.files.get_mut(&file) else { return Err(missing("write", file, at)) };
+        if take_one(&mut self.faults.writes) {
+            // The rest stays in the cache, for as long as there is power.
+            let mut tear = Tear::drawn(&mut self.rng);
+            let rng = &mut self.rng;
+            found.settle(sectors, |sector| if tear.keeps(sector, rng) { Fate::Durable } else { Fate::Volatile });
+            return Err(simulated("write", file, at));
+        }
+        found.settle(sectors, |_| Fate::Durable);
+        Ok(DiskOk::Written)
+    }
+
+    fn read(&mut self, file: FileId, at: u64, len: u32) -> Result<DiskOk, DiskError> {
+        let Some(found) = self.files.get(&file) else { return Err(missing("read", file, at)) };
+        if take_one(&mut self.faults.reads) {
+            return Err(simulated("read", file, at));
+        }
+        if at + u64::from(len) > found.len {
+            let detail = "the file ends before that".to_owned();
+            return Err(DiskError { kind: DiskErrorKind::Io, what: "read", file, at, errno: None, detail });
+        }
+        let mut buf = AlignedBuf::zeroed(len as usize);
+        found.read(at, buf.bytes_mut());
+        Ok(DiskOk::Read(buf.freeze()))
+    }
+
+    fn prepare(&mut self, file: FileId, len: u64) -> Result<DiskOk, DiskError> {
+        if self.files.contains_key(&file) {
+            return Err(error("prepare", file, 0, libc::EEXIST, DiskErrorKind::Io, "it exists"));
+        }
+        if !self.room_for(len) {
+            return Err(error("prepare", file, 0, libc::ENOSPC, DiskErrorKind::NoSpace, "no space left"));
+        }
+        self.files.insert(file, SimFile::new(len));
+        Ok(DiskOk::Prepared)
+    }
+
+    /// A crash in the middle of an operation.
+    fn cut_off(&mut self, flight: Flight, crash: Crash) {
+        match (flight.what, flight.cached) {
+            (DiskOp::Write { file, .. }, Some(sectors)) => {
+                if crash == Crash::Power {
+                    self.lose_cache(file, sectors);
+                }
+            }
+            (DiskOp::Write { file, at, buf }, None) => {
+                let mut tear = Tear::drawn(&mut self.rng);
+                self.write(file, at, &buf, |sector, rng| match (tear.keeps(sector, rng), crash) {
+                    (false, _) => Fate::Lost,
+                    (true, Crash::Process) if rng.chance(50) => Fate::Volatile,
+                    (true, Crash::Process | Crash::Power) => Fate::Durable,
+                });
+            }
+            (DiskOp::Remove { file }, _) => {
+                if self.rng.chance(50) {
+                    self.files.remove(&file);
+                }
+            }
+            // It was still under its temporary name, or whole: nobody has been told.
+            (DiskOp::Prepare { file, len }, _) => {
+                if self.rng.chance(20) && self.room_for(len) {
+                    self.files.entry(file).or_insert(SimFile::new(len));
+                }
+            }
+            (DiskOp::Read { .. }, _) => {}
+        }
+    }
+
+    /// Power is lost: of these sectors, those in the cache are gone, but for what was written back by itself.
+    fn lose_cache(&mut self, file: FileId, sectors: Range<u64>) {
+        let mut tear = Tear::drawn(&mut self.rng);
+        let Some(found) = self.files.get_mut(&file) else { return };
+        let rng = &mut self.rng;
+        found.settle(sectors, |sector| if tear.keeps(sector, rng) { Fate::Durable } else { Fate::Lost });
     }
 }
 
@@ -356,8 +496,7 @@ impl Volume for SimVolume {
 
     fn sync(&self, file: FileId) -> io::Result<()> {
         let mut state = self.0.0.borrow_mut();
-        let found = state.files.get_mut(&file).ok_or(io::ErrorKind::NotFound)?;
-        found.durable.append(&mut found.volatile);
+        state.files.get_mut(&file).ok_or(io::ErrorKind::NotFound)?.sync();
         Ok(())
     }
 
@@ -367,114 +506,3 @@ impl Volume for SimVolume {
 }
 
 const _: () = assert!(BLOCK_BYTES.is_multiple_of(SECTOR_BYTES));
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::io::buf::ChunkPool;
-    use crate::limits::WAL_CHUNK_BYTES;
-
-    const FILE: FileId = FileId(1);
-
-    fn prepared(seed: u64) -> SimDisk {
-        let disk = SimDisk::new(seed);
-        disk.submit(Mono(0), OpId(0), DiskOp::Prepare { file: FILE, len: 16 * BLOCK_BYTES as u64 });
-        finish(&disk);
-        disk
-    }
-
-    fn finish(disk: &SimDisk) -> Vec<DiskDone> {
-        disk.take_started().into_iter().map(|(token, _)| disk.complete(token).expect("it does not hang")).collect()
-    }
-
-    fn write(disk: &SimDisk, op: u64, byte: u8) {
-        let mut pool = ChunkPool::new(WAL_CHUNK_BYTES);
-        let mut chunk = pool.take(1).expect("free");
-        chunk.extend(&[byte; 4 * BLOCK_BYTES]);
-        disk.submit(Mono(0), OpId(op), DiskOp::Write { file: FILE, at: BLOCK_BYTES as u64, buf: chunk.freeze() });
-    }
-
-    fn sectors(disk: &SimDisk) -> Vec<u8> {
-        let mut buf = vec![0; 6 * BLOCK_BYTES];
-        disk.volume().read(FILE, 0, &mut buf).expect("it is there");
-        buf.chunks(SECTOR_BYTES)
-            .map(|sector| {
-                assert!(sector.iter().all(|b| *b == sector[0]), "a sector is written as one");
-                sector[0]
-            })
-            .collect()
-    }
-
-    /// Lost if it fails: every test that crashes would show less than it says.
-    #[test]
-    fn a_completed_write_survives_and_one_in_flight_leaves_any_of_its_sectors() {
-        let mut torn = 0;
-        for seed in 0..50 {
-            for crash in [Crash::Process, Crash::Power] {
-                let disk = prepared(seed);
-                write(&disk, 1, 1);
-                assert!(finish(&disk)[0].result.is_ok());
-                write(&disk, 2, 2);
-                disk.crash(crash);
-                let found = sectors(&disk);
-                assert!(found[..8].iter().chain(&found[40..]).all(|b| *b == 0), "nothing beside it is touched");
-                assert!(found[8..40].iter().all(|b| [1, 2].contains(b)), "nothing that was complete is lost");
-                torn += usize::from(found[8..40].contains(&1) && found[8..40].contains(&2));
-                assert_eq!(disk.in_flight(), 0);
-            }
-        }
-        assert!(torn > 50, "{torn} of 100 writes were torn");
-    }
-
-    /// Lost if it fails: a recovery that forgets to flush what it has read would pass.
-    #[test]
-    fn what_a_dead_process_left_is_durable_only_after_a_sync() {
-        let mut taken_back = 0;
-        for seed in 0..50 {
-            for sync in [false, true] {
-                let disk = prepared(seed);
-                write(&disk, 1, 2);
-                disk.crash(Crash::Process);
-                let before = sectors(&disk);
-                if sync {
-                    disk.volume().sync(FILE).expect("it is there");
-                }
-                disk.crash(Crash::Power);
-                if sync {
-                    assert_eq!(sectors(&disk), before);
-                } else {
-                    taken_back += usize::from(sectors(&disk) != before);
-                }
-            }
-        }
-        assert!(taken_back > 25, "{taken_back} of 50");
-    }
-
-    /// Lost if it fails: the WAL's answer to a bad disk is never tried.
-    #[test]
-    fn faults_come_when_they_are_asked_for_and_once() {
-        let disk = prepared(7);
-        disk.fail_writes(1);
-        write(&disk, 1, 1);
-        write(&disk, 2, 1);
-        let ends = finish(&disk);
-        assert_eq!(ends[0].result.as_ref().expect_err("asked for").kind, DiskErrorKind::Io);
-        assert!(ends[1].result.is_ok());
-        disk.set_capacity(20 * BLOCK_BYTES as u64);
-        let prepare = |op, file, blocks| {
-            disk.submit(Mono(0), OpId(op), DiskOp::Prepare { file: FileId(file), len: blocks * BLOCK_BYTES as u64 });
-        };
-        prepare(3, 2, 5);
-        prepare(4, 2, 4);
-        prepare(5, 1, 1);
-        let kinds: Vec<_> = finish(&disk).into_iter().map(|end| end.result.map(|_| ()).map_err(|e| e.kind)).collect();
-        assert_eq!(kinds, [Err(DiskErrorKind::NoSpace), Ok(()), Err(DiskErrorKind::Io)]);
-        disk.hang(true);
-        write(&disk, 6, 1);
-        let [(token, _)] = disk.take_started()[..] else { panic!("one was started") };
-        assert!(matches!(disk.complete(token), Err(Stuck::Hangs)));
-        disk.hang(false);
-        assert!(disk.complete(token).is_ok());
-        assert!(matches!(disk.complete(token), Err(Stuck::Gone)));
-    }
-}

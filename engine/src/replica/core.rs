@@ -103,6 +103,8 @@ pub struct Replica {
     number_durable: u64,
     /// The last index that was reported as committed.
     reported: Index,
+    /// Every voter has flushed all entries up to here: known as a leader, or heard from one. Stays true.
+    matched: Index,
     /// The term in which this replica serves: it leads, and an entry of this term was reported as committed.
     serving: Option<Term>,
 }
@@ -148,6 +150,7 @@ impl Replica {
             number_given: 0,
             number_durable: 0,
             reported: applied,
+            matched: Index(0),
             serving: None,
         }
     }
@@ -158,6 +161,8 @@ impl Replica {
 
     /// 10 ms of time went by (the driver's choice). Followers must not tick in step: add jitter.
     pub fn tick(&mut self) {
+        // A leader that is one no more by this goes on knowing it.
+        self.matched = self.matched();
         self.raw.tick();
     }
 
@@ -199,6 +204,15 @@ impl Replica {
 
     pub fn last(&self) -> Index {
         Index(self.raw.raft.raft_log.last_index())
+    }
+
+    /// Every voter has flushed all entries up to here, as far as this replica knows: nobody will ask for them.
+    pub fn matched(&self) -> Index {
+        if self.raw.raft.state != StateRole::Leader {
+            return self.matched;
+        }
+        let least = self.raw.raft.prs().iter().map(|(_, progress)| progress.matched).min().unwrap_or_default();
+        self.matched.max(Index(least))
     }
 
     /// The term, vote and commit index of now: what has to be in a segment that outlives the one with the last record.
@@ -251,7 +265,10 @@ impl Replica {
             }
             after = entry.id.index;
         }
-        self.raw.step(message.into_raft()).map_err(|e| StepError::Refused { why: e.to_string() })
+        let matched = if message.kind == MessageKind::Heartbeat { message.matched } else { Index(0) };
+        self.raw.step(message.into_raft()).map_err(|e| StepError::Refused { why: e.to_string() })?;
+        self.matched = self.matched.max(matched.min(self.last()));
+        Ok(())
     }
 
     /// What is to be done now. Cheap when there is nothing.
@@ -295,7 +312,15 @@ impl Replica {
 
     fn send(&self, messages: Vec<eraftpb::Message>, out: &mut ReadyOut) {
         let mended = messages.into_iter().filter_map(|m| self.mend(Message::from_raft(self.shard, m)));
-        out.messages.extend(mended);
+        out.messages.extend(mended.map(|m| self.with_matched(m)));
+    }
+
+    /// Followers hear in heartbeats what nobody needs any more: one of them may lead next, and gives it to others.
+    fn with_matched(&self, mut message: Message) -> Message {
+        if message.kind == MessageKind::Heartbeat {
+            message.matched = self.matched();
+        }
+        message
     }
 
     /// raft 0.7 with `batch_append` adds entries to a waiting Append without any, even where they do not follow on its

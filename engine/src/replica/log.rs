@@ -160,6 +160,15 @@ fn put_term(terms: &mut Vec<(Index, Term)>, entry: EntryId) {
     }
 }
 
+/// The earliest position that a log can begin behind: it has every entry after it, and knows its term.
+fn before_first(recovered: &RecoveredLog, snapshot: EntryId) -> EntryId {
+    match recovered.terms.first() {
+        Some((Index(1), _)) => EntryId { term: Term(0), index: Index(0) },
+        Some((first, term)) if *first <= snapshot.index => EntryId { term: *term, index: *first },
+        Some(_) | None => snapshot,
+    }
+}
+
 /// Raft's view of the log. Lives in the [`super::Replica`] of a core.
 pub(super) struct LogView {
     /// As of the start; Raft reads it once.
@@ -192,7 +201,9 @@ impl LogView {
             terms: recovered.terms.clone(),
             tail: VecDeque::new(),
         };
-        view.compact_to(EntryId { term, index });
+        let snapshot = EntryId { term, index };
+        // Followers may lack entries that the snapshot has: where there are any, the log begins as early as it can.
+        view.compact_to(if voters.len() > 1 { before_first(recovered, snapshot) } else { snapshot });
         let last_term = view.term_of(recovered.last).expect("the last entry or the snapshot has a term");
         let mut hard_state = recovered.hard_state.unwrap_or_default();
         assert!(
@@ -386,6 +397,22 @@ mod tests {
         assert_eq!((view.first_index().unwrap(), view.last_index().unwrap()), (45, 50));
         assert_eq!([44, 45, 46, 47].map(|i| view.term_of(Index(i)).unwrap().0), [2, 2, 2, 3]);
         assert_eq!(view.term_of(Index(43)), None);
+    }
+
+    /// A follower that was away while a snapshot was written would never catch up after its leader's restart.
+    #[test]
+    fn with_followers_a_log_begins_at_its_first_entry() {
+        let mut log = RecoveredLog::default();
+        for index in 40..=50 {
+            log.record(&head(RecordKind::Batch, index, if index < 43 { 2 } else { 3 }, 45), &[]).unwrap();
+        }
+        log.snapshot_at(Index(46), Term(3));
+        log.applied = Index(46);
+        log.record(&head(RecordKind::HardState, 0, 3, 48), &9u64.to_le_bytes()).unwrap();
+        let view = LogView::new(ShardId(1), &[7, 8, 9], &log);
+        assert_eq!((view.first_index().unwrap(), view.last_index().unwrap()), (41, 50));
+        assert_eq!([40, 42, 43, 50].map(|i| view.term_of(Index(i)).unwrap().0), [2, 2, 3, 3]);
+        assert_eq!(view.term_of(Index(39)), None);
     }
 
     /// A follower would store a record whose length and checksum are another's.

@@ -81,6 +81,8 @@ pub struct Message {
     pub entries: Vec<MessageEntry>,
     pub commit: Index,
     pub commit_term: Term,
+    /// Ours, not Raft's; in a heartbeat: every voter has flushed all entries up to this one. 0: nothing is known.
+    pub matched: Index,
     pub reject: bool,
     pub reject_hint: Index,
     /// Opaque to others; a few bytes.
@@ -108,6 +110,7 @@ impl Message {
                 .collect(),
             commit: Index(message.commit),
             commit_term: Term(message.commit_term),
+            matched: Index(0),
             reject: message.reject,
             reject_hint: Index(message.reject_hint),
             context: message.context.to_vec(),
@@ -171,6 +174,7 @@ mod tests {
                 entries,
                 commit: Index(n[5]),
                 commit_term: Term(n[6]),
+                matched: Index(0),
                 reject,
                 reject_hint: Index(n[7]),
                 context,

@@ -317,6 +317,7 @@ fn messages_of_others_are_refused() {
         entries: vec![MessageEntry { id: EntryId { term: Term(9), index: Index(1) }, about: None }],
         commit: Index(0),
         commit_term: Term(0),
+        matched: Index(0),
         reject: false,
         reject_hint: Index(0),
         context: Vec::new(),

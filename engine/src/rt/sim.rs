@@ -52,6 +52,10 @@ struct Inner {
     clients: BTreeMap<ClientId, Client>,
     next_client: u64,
     trace: u64,
+    /// Something happened in this step after which a crash leaves another world than before it.
+    at_boundary: bool,
+    boundaries: u64,
+    halt_at: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -178,6 +182,9 @@ impl<D: Driver> World<D> {
                 clients: BTreeMap::new(),
                 next_client: 0,
                 trace: 0xcbf2_9ce4_8422_2325,
+                at_boundary: false,
+                boundaries: 0,
+                halt_at: None,
             },
         }
     }
@@ -223,6 +230,7 @@ impl<D: Driver> World<D> {
         self.drivers[core.0] = Some(driver);
         self.inner.after_callbacks(core.0);
         self.inner.plan_turn(core.0, self.inner.now);
+        self.inner.pass_boundary();
     }
 
     /// The driver, also after its stop; not after a crash.
@@ -256,8 +264,26 @@ impl<D: Driver> World<D> {
         &mut self.inner.rng
     }
 
-    /// Does what is next. False: nothing is.
+    /// How many steps so far had a boundary in them, at which a crash leaves another world than before it: an operation
+    /// of a disk was started, reached the device's cache, or ended, or bytes reached a client. A start may be one too.
+    pub fn boundaries(&self) -> u64 {
+        self.inner.boundaries
+    }
+
+    /// The world stands still once it has seen so many boundaries, and with it time; `None`: it goes on.
+    pub fn halt_at(&mut self, boundaries: Option<u64>) {
+        self.inner.halt_at = boundaries;
+    }
+
+    pub fn is_halted(&self) -> bool {
+        self.inner.halt_at.is_some_and(|halt_at| self.inner.boundaries >= halt_at)
+    }
+
+    /// Does what is next. False: nothing is, or the world is halted.
     pub fn step(&mut self) -> bool {
+        if self.is_halted() {
+            return false;
+        }
         self.inner.pick_up_wakes();
         let Some(((at, _), action)) = self.inner.agenda.pop_first() else { return false };
         self.inner.now = self.inner.now.max(at);
@@ -269,12 +295,16 @@ impl<D: Driver> World<D> {
             Action::Fin { link, from } => self.inner.fin(link, from),
             Action::Reset { link, to, errno } => self.inner.reset_end(link, to, errno),
         }
+        self.inner.pass_boundary();
         true
     }
 
     pub fn run_for(&mut self, time: Duration) {
         let end = self.inner.now + time;
         loop {
+            if self.is_halted() {
+                return;
+            }
             self.inner.pick_up_wakes();
             match self.inner.agenda.first_key_value() {
                 Some(((at, _), _)) if *at <= end => assert!(self.step()),
@@ -290,6 +320,9 @@ impl<D: Driver> World<D> {
         loop {
             if holds(self) {
                 return true;
+            }
+            if self.is_halted() {
+                return false;
             }
             self.inner.pick_up_wakes();
             match self.inner.agenda.first_key_value() {
@@ -426,6 +459,10 @@ impl Inner {
         }
     }
 
+    fn pass_boundary(&mut self) {
+        self.boundaries += u64::from(std::mem::take(&mut self.at_boundary));
+    }
+
     fn plan(&mut self, at: Mono, action: Action) -> (Mono, u64) {
         let key = (at.max(self.now), self.planned);
         self.planned += 1;
@@ -464,6 +501,7 @@ impl Inner {
     fn after_callbacks(&mut self, core: usize) {
         let life = self.cores[core].life;
         for (token, due) in self.cores[core].disk.disk.take_started() {
+            self.at_boundary = true;
             self.plan(due, Action::DiskDue { core, life, token });
         }
     }
@@ -474,8 +512,14 @@ impl Inner {
         }
         match self.cores[core].disk.disk.complete(token) {
             Ok(done) => {
+                self.at_boundary = true;
                 self.note(&[2, core as u64, done.op.0, u64::from(done.result.is_ok())]);
                 self.tell(core, Inbox::Disk(done));
+            }
+            Err(Stuck::Flushes(ends)) => {
+                self.at_boundary = true;
+                self.note(&[7, core as u64, token]);
+                self.plan(ends, Action::DiskDue { core, life, token });
             }
             Err(Stuck::Hangs) => {
                 self.plan(self.now + Duration::from_millis(1), Action::DiskDue { core, life, token });
@@ -667,7 +711,10 @@ impl Inner {
             way.window -= bytes.len();
             match to {
                 End::Nobody => {}
-                End::Client(client) => self.client(client).received.extend_from_slice(&bytes),
+                End::Client(client) => {
+                    self.at_boundary = true;
+                    self.client(client).received.extend_from_slice(&bytes);
+                }
                 End::Core(core, conn) => self.tell(core, Inbox::Received(conn, bytes)),
             }
             self.push_on(link, from);
@@ -1079,6 +1126,30 @@ mod tests {
             let driver = world.driver(core).expect("it stopped, it did not crash");
             assert!(driver.writing.is_empty() && driver.conns.is_empty(), "seed {seed}");
         }
+    }
+
+    /// Lost if it fails: a crash that is meant for one moment comes at another, or at none.
+    #[test]
+    fn a_world_halts_at_every_boundary_and_always_at_the_same() {
+        let told = |halt_at| {
+            let (mut world, core) = echo_world(5);
+            let before = world.boundaries();
+            world.halt_at(halt_at);
+            let client = world.connect(addr());
+            world.send(client, &[3; 100]);
+            world.run_for(Duration::from_millis(100));
+            let in_flight = world.disk(core).in_flight();
+            (world.boundaries() - before, world.trace_hash(), in_flight, world.received(client).len())
+        };
+        let (all, _, _, received) = told(None);
+        assert!(all >= 4 && received == 100, "{all} boundaries");
+        let (first, ..) = echo_world(5);
+        let points: Vec<_> = (1..=all).map(|n| told(Some(first.boundaries() + n))).collect();
+        assert!((1..=all).eq(points.iter().map(|point| point.0)));
+        assert!(points.windows(2).all(|pair| pair[0].1 != pair[1].1 && pair[0].3 <= pair[1].3));
+        let in_flight = points.iter().filter(|point| point.2 > 0 && point.3 == 0).count();
+        assert!(in_flight >= 2, "it is begun, and it is in the cache");
+        assert_eq!(points, (1..=all).map(|n| told(Some(first.boundaries() + n))).collect::<Vec<_>>());
     }
 
     struct Crosser {

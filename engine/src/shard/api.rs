@@ -194,13 +194,16 @@ pub enum Refusal {
 pub struct ShardTable {
     cores: Vec<CoreId>,
     terms: Vec<AtomicU64>,
+    /// Raft id of the leader in the upper half, its term in the lower one; 0: unknown.
+    leaders: Vec<AtomicU64>,
 }
 
 impl ShardTable {
     /// `cores[s]` is the core that runs shard `s`.
     pub fn new(cores: Vec<CoreId>) -> ShardTable {
-        let terms = cores.iter().map(|_| AtomicU64::new(0)).collect();
-        ShardTable { cores, terms }
+        let zeros = || cores.iter().map(|_| AtomicU64::new(0)).collect();
+        let (terms, leaders) = (zeros(), zeros());
+        ShardTable { cores, terms, leaders }
     }
 
     pub fn len(&self) -> usize {
@@ -230,5 +233,42 @@ impl ShardTable {
     /// Called by the core that runs the shard only.
     pub fn set_leading(&self, shard: ShardId, term: Option<Term>) {
         self.terms[shard.0 as usize].store(term.map_or(0, |t| t.0), Ordering::Release);
+    }
+
+    /// The raft id of the broker that leads the shard, this one or another, and its term, as far as this broker knows.
+    /// It may not serve yet.
+    pub fn leader(&self, shard: ShardId) -> Option<(u64, Term)> {
+        match self.leaders[shard.0 as usize].load(Ordering::Acquire) {
+            0 => None,
+            both => Some((both >> 32, Term(both & u64::from(u32::MAX)))),
+        }
+    }
+
+    /// Called by the core that runs the shard only.
+    ///
+    /// # Panics
+    /// If the id or the term has more than 32 bits: both come from numbers that clients see as 32 bits.
+    pub fn set_leader(&self, shard: ShardId, leader: Option<(u64, Term)>) {
+        let half = |n: u64| u64::from(u32::try_from(n).expect("raft ids and terms are below 2^32"));
+        let both = leader.map_or(0, |(id, term)| (half(id) << 32) | half(term.0));
+        self.leaders[shard.0 as usize].store(both, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients would be sent to a broker that does not exist, or fence a leader for its term.
+    #[test]
+    fn a_leader_and_its_term_are_read_as_they_were_set() {
+        let table = ShardTable::new(vec![CoreId(0); 2]);
+        assert_eq!(table.leader(ShardId(1)), None);
+        let largest = (1 << 31, Term((1 << 31) - 1));
+        table.set_leader(ShardId(1), Some(largest));
+        assert_eq!((table.leader(ShardId(0)), table.leader(ShardId(1))), (None, Some(largest)));
+        assert_eq!(table.leading(ShardId(1)), None, "who leads elsewhere does not lead here");
+        table.set_leader(ShardId(1), None);
+        assert_eq!(table.leader(ShardId(1)), None);
     }
 }

@@ -3,6 +3,7 @@
 use super::api::{
     Answer, Ask, BatchRules, EpochEnd, Found, OffsetQuery, Produced, ReadDone, Refusal, Route, ShardTable, Ticket,
 };
+use super::peers::{self, Clock, EntryBody, Peers, Seen, Tail, ToPeer};
 use super::reads::{self, DiskReads, Part, ReadJob, ReadKind, Search, TimeQuery};
 use super::recovery::{self, RecoveredShard};
 use super::snapshot::Places;
@@ -11,10 +12,11 @@ use crate::io::buf::ChunkPool;
 use crate::io::{DiskDone, DiskOp, OpId, Volume};
 use crate::limits;
 use crate::partition::{BatchRef, Partition, Verdict, batch, records};
-use crate::replica::{ReadyOut, Replica};
+use crate::replica::{HardState, ReadyOut, Replica};
+use crate::rt::rng::Rng;
 use crate::stats::{CoreStats, Counters};
 use crate::types::{
-    CoreId, EntryId, Index, LeaderEpoch, Lsn, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, WallMs,
+    CoreId, EntryId, Index, LeaderEpoch, Lsn, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, Term, WallMs,
 };
 use crate::wal::{NoSpaceWhy, RecordAt, RecordHead, RecordKind, Room, Wal, WalConfig, WalError, WalOut};
 use bytes::Bytes;
@@ -23,7 +25,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Raft's clock: one tick drives all replicas of the core.
+/// Raft's clock. With one voter one tick drives all replicas of the core; with several each has a clock of its own, and
+/// this is the shortest it ticks.
 pub const TICK: Duration = Duration::from_millis(10);
 /// What it is stretched to while nothing waits and nobody's clock counts: an idle core turns this often, to be seen to
 /// live (`/livez`), and for what is done once a second.
@@ -38,6 +41,8 @@ pub struct CoreConfig {
     pub core: CoreId,
     /// This broker's id in every Raft group, not 0.
     pub raft_id: u64,
+    /// The ids of all brokers, this one's among them: each has a replica of every shard.
+    pub voters: Vec<u64>,
     pub wal: WalConfig,
     /// Budget of the WAL's buffers. Above three quarters of it readers get copies, so that a slow one holds no buffer.
     pub wal_bytes_max: usize,
@@ -52,10 +57,15 @@ pub struct CoreConfig {
 pub struct Out {
     pub disk: Vec<(OpId, DiskOp)>,
     pub answers: Vec<(Ticket, Answer)>,
+    /// For the cores of other brokers that run the same shards: [`Core::peer`] takes them. Each may be lost, doubled
+    /// and overtaken; none may be changed.
+    pub peers: Vec<ToPeer>,
     /// Committed commands of the meta shard, in the order of the log.
     pub meta: Vec<MetaCommitted>,
     /// The meta shard is led from here, and everything before is in `meta` already.
     pub meta_leading: bool,
+    /// Commands that were asked for here and are in no log any more: another leader wrote over them.
+    pub meta_lost: Vec<Ticket>,
     /// The state of the meta shard is wanted for a snapshot at this index ([`Core::meta_snapshot`]).
     pub meta_snapshot_wanted: bool,
     /// The WAL is poisoned: the process must end. Nothing more is acknowledged.
@@ -114,6 +124,11 @@ pub(super) struct Shard {
     pub proposals: BTreeMap<Index, Proposal>,
     /// In which segments the entries lie.
     pub places: Places,
+    /// Where exactly the last ones lie. Empty with one voter.
+    pub tail: Tail,
+    pub clock: Clock,
+    /// As of the last ready.
+    pub seen: Seen,
     pub applied: Index,
     /// Something was proposed or happened that the replica has to be asked about.
     pub dirty: bool,
@@ -130,9 +145,10 @@ impl Shard {
     }
 
     /// An entry of this shard is in the open group.
-    fn appended(&mut self, index: Index, lsn: Lsn, at: RecordAt, proposal: Proposal) {
+    pub fn appended(&mut self, index: Index, lsn: Lsn, at: RecordAt, proposal: Proposal) {
         self.last_lsn = lsn;
         self.places.note(index, at.segment);
+        self.tail.note(index, at);
         self.proposals.insert(index, proposal);
     }
 }
@@ -148,30 +164,35 @@ struct Parked {
 
 /// The pump. Lives on its core's thread; pure: time comes in, and what is to happen goes out through [`Out`].
 pub struct Core {
-    config: CoreConfig,
-    wal: Wal,
+    pub(super) config: CoreConfig,
+    pub(super) wal: Wal,
     pub(super) shards: BTreeMap<ShardId, Shard>,
-    table: Arc<ShardTable>,
+    pub(super) table: Arc<ShardTable>,
     stats: Arc<CoreStats>,
     parked: VecDeque<Parked>,
     /// Readies whose records are in groups up to this LSN, in LSN order.
     unpersisted: VecDeque<(Lsn, ShardId, u64)>,
     reads: DiskReads,
+    pub(super) peers: Peers,
+    pub(super) rng: Rng,
     watches: Watches,
-    next_tick: Option<Mono>,
+    /// When a replica ticks next.
+    pub(super) next_tick: Option<Mono>,
     next_release: Mono,
     /// As of the last look; what was appended since is not in it.
     index_bytes: usize,
     /// The first image of the metadata came: the partitions of the shards are those that exist.
     has_image: bool,
+    /// The largest partition id that any image named.
+    named_max: PartitionId,
     snapshots: super::snapshot::Snapshots,
     wal_out: Vec<WalOut>,
     ready: ReadyOut,
-    poisoned: bool,
+    pub(super) poisoned: bool,
 }
 
 impl Core {
-    /// Reads the WAL and rebuilds every shard of this core. Nothing is served before the replicas lead.
+    /// Reads the WAL and rebuilds every shard of this core. Nothing is served before the replicas lead. `seed`: random.
     pub fn recover(
         config: CoreConfig,
         table: Arc<ShardTable>,
@@ -180,20 +201,24 @@ impl Core {
         pool: ChunkPool,
         seed: u64,
     ) -> Result<(Core, RecoveredMeta), RecoverError> {
-        let mut scan = recovery::Scan::new(table.shards_of(config.core));
+        let tail_entries = if config.voters.len() > 1 { limits::REPLICA_LAG_ENTRIES_MAX } else { 0 };
+        let mut scan = recovery::Scan::new(table.shards_of(config.core), tail_entries);
         let (wal, report) =
             Wal::recover(config.wal.clone(), volume, pool, seed, &mut |head, body, at| scan.record(head, body, at))?;
         tracing::info!(core = config.core.0, ?report, "the write-ahead log is read");
         let first = wal.segment_now().max(SegmentSeq(1));
         let (recovered, meta) = scan.finish(volume)?;
         let mut shards = BTreeMap::new();
-        for (id, RecoveredShard { log, partitions, proposals, places, applied, state_from }) in recovered {
-            let replica = Replica::new(id, config.raft_id, &[config.raft_id], log);
+        for (id, RecoveredShard { log, partitions, proposals, places, tail, applied, state_from }) in recovered {
+            let replica = Replica::new(id, config.raft_id, &config.voters, log);
             let shard = Shard {
                 replica,
                 partitions,
                 proposals,
                 places,
+                tail,
+                clock: Clock::new(),
+                seen: (Term(0), None),
                 applied,
                 dirty: true,
                 last_lsn: wal.durable(),
@@ -203,6 +228,8 @@ impl Core {
         }
         let core = Core {
             reads: DiskReads::new(config.reads_bytes_max),
+            peers: Peers::default(),
+            rng: Rng::new(seed),
             watches: Watches::default(),
             snapshots: super::snapshot::Snapshots::default(),
             config,
@@ -216,6 +243,7 @@ impl Core {
             next_release: Mono(0),
             index_bytes: 0,
             has_image: false,
+            named_max: PartitionId(0),
             wal_out: Vec::new(),
             ready: ReadyOut::default(),
             poisoned: false,
@@ -223,25 +251,38 @@ impl Core {
         Ok((core, meta))
     }
 
-    /// Asks for the first segment and stands for election in each shard.
+    /// Asks for the first segment and, as the only voter, stands for election in each shard. With others it waits for a
+    /// leader first.
     pub fn start(&mut self, now: Mono, out: &mut Out) {
         self.wal.start(&mut self.wal_out);
         self.next_tick = Some(now + TICK);
+        let several = self.several();
         for shard in self.shards.values_mut() {
-            shard.replica.campaign();
+            if several {
+                shard.clock.draw(&mut self.rng);
+                shard.clock.start(now);
+            } else {
+                shard.replica.campaign();
+            }
             shard.dirty = true;
         }
         self.settle(now, out);
     }
 
-    /// Every shard of this core is led from here and serves.
+    /// Every shard of this core serves: it is led from here, or another broker is known to lead it.
     pub fn is_serving(&self) -> bool {
-        self.shards.keys().all(|id| self.table.leading(*id).is_some())
+        let elsewhere = |shard: &Shard| shard.replica.leader().is_some_and(|leader| leader != self.config.raft_id);
+        self.shards.iter().all(|(id, shard)| self.table.leading(*id).is_some() || elsewhere(shard))
     }
 
     /// Which partitions of this core exist: all others are forgotten, with their data.
     pub fn set_partitions(&mut self, now: Mono, exist: &[(ShardId, PartitionId)], out: &mut Out) {
         let wanted: BTreeSet<PartitionId> = exist.iter().map(|(_, p)| *p).collect();
+        self.named_max = wanted.last().copied().unwrap_or_default().max(self.named_max);
+        // Ids only grow. With several voters an image may be older than the entries of a shard: what it can not know of
+        // is not gone.
+        let unheard_of = if self.several() { Some(self.named_max) } else { None };
+        let is_gone = |p: &PartitionId| !wanted.contains(p) && unheard_of.is_none_or(|named| *p <= named);
         for (shard, partition) in exist {
             if let Some(shard) = self.shards.get_mut(shard) {
                 shard.partitions.entry(*partition).or_insert_with(|| Partition::new(*partition));
@@ -251,7 +292,7 @@ impl Core {
             if *id == META_SHARD {
                 continue;
             }
-            let gone: Vec<PartitionId> = shard.partitions.keys().filter(|p| !wanted.contains(p)).copied().collect();
+            let gone: Vec<PartitionId> = shard.partitions.keys().filter(|p| is_gone(*p)).copied().collect();
             for partition in gone {
                 shard.partitions.remove(&partition);
                 self.watches.moved(partition, &mut out.answers);
@@ -330,7 +371,9 @@ impl Core {
 
     /// An operation of the disk has ended.
     pub fn disk_done(&mut self, now: Mono, done: DiskDone, out: &mut Out) {
-        if reads::is_read(done.op) {
+        if peers::is_read(done.op) {
+            self.peers.read_done(&self.wal, done);
+        } else if reads::is_read(done.op) {
             self.read_done(done, out);
         } else {
             self.wal.disk_done(now, done, &mut self.wal_out);
@@ -344,11 +387,7 @@ impl Core {
             return;
         }
         if self.next_tick.is_some_and(|at| now >= at) {
-            self.next_tick = Some(now + TICK);
-            for shard in self.shards.values_mut() {
-                shard.replica.tick();
-                shard.dirty = true;
-            }
+            self.tick(now);
         }
         if now >= self.next_release {
             self.next_release = now + RELEASE_EVERY;
@@ -360,12 +399,14 @@ impl Core {
                 break;
             }
         }
+        self.take_parked(now, out);
         self.append_snapshots();
         self.readies(now, out);
         // a ready that had to wait for room may be about records that are on the media by now
         self.durable(now, self.wal.durable(), out);
         self.wal.turn_end(now, &mut self.wal_out);
         self.settle(now, out);
+        self.peers.send(&self.wal, &self.shards, out);
         self.reads.submit(&self.wal, &mut out.disk);
         let counters = &self.stats.counters;
         Counters::set(&counters.memory_wal_bytes, self.wal.memory_bytes() as u64);
@@ -424,7 +465,7 @@ impl Core {
         self.parked.is_empty()
             && self.unpersisted.is_empty()
             && self.wal.is_quiet()
-            && self.shards.values().all(|s| s.proposals.is_empty())
+            && self.shards.values().all(|s| s.proposals.is_empty() || self.several() && !s.replica.is_leader())
     }
 
     /// The partition, if this core leads it and the epoch that the client believes in is the current one.
@@ -473,6 +514,7 @@ impl Core {
         if self.index_bytes > self.config.index_bytes_max {
             return Err(Refusal::Busy);
         }
+        let several = self.several();
         let checked = batch::validate(&asked.batch, &asked.rules, wall)?;
         let shard = self.shards.get_mut(&to.shard).expect("led by this core");
         let partition = shard.partitions.get_mut(&to.partition).expect("led by this core");
@@ -496,6 +538,10 @@ impl Core {
             }
             Verdict::Refuse(refusal) => return Err(refusal),
         };
+        // One voter's own log holds it back; a majority that does not answer would not.
+        if several && !shard.replica.has_room() {
+            return Err(Refusal::Busy);
+        }
         let stored = checked.stored(base_offset, epoch);
         let bytes = checked.bytes.len();
         let entry = shard
@@ -559,26 +605,36 @@ impl Core {
             if self.wal.room_for_reserved(limits::BLOCK_BYTES) != Room::Yes {
                 return;
             }
-            let shard = self.shards.get_mut(&id).expect("taken from the map");
-            shard.dirty = false;
-            let mut ready = std::mem::take(&mut self.ready);
-            shard.replica.ready(&mut ready);
-            self.log(id, &ready);
-            self.react(now, id, &mut ready, out);
-            self.ready = ready;
+            self.ready_of(now, id, &[], out);
         }
     }
 
+    /// Asks one replica. `arrived`: the entries of the message that it was given, if it was.
+    pub(super) fn ready_of(&mut self, now: Mono, id: ShardId, arrived: &[EntryBody], out: &mut Out) {
+        let shard = self.shards.get_mut(&id).expect("a shard of this core");
+        shard.dirty = false;
+        let mut ready = std::mem::take(&mut self.ready);
+        shard.replica.ready(&mut ready);
+        self.log(now, id, &ready, arrived, out);
+        self.react(now, id, &mut ready, out);
+        self.ready = ready;
+    }
+
     /// Puts what a ready wants on the media into the open group, and remembers whom to tell when it is there.
-    fn log(&mut self, id: ShardId, ready: &ReadyOut) {
+    fn log(&mut self, now: Mono, id: ShardId, ready: &ReadyOut, arrived: &[EntryBody], out: &mut Out) {
         let shard = self.shards.get_mut(&id).expect("a shard of this core");
         if let Some(hard_state) = ready.hard_state {
+            // What the entries replace lies before this record: a recovery must not take it for committed.
+            let before = ready.entries.first().map_or(hard_state.commit, |entry| Index(entry.id.index.0 - 1));
+            let hard_state = HardState { commit: hard_state.commit.min(before), ..hard_state };
             let (head, body) = hard_state.record(id);
             let (lsn, _) = self.wal.append(head, &[&body], None);
             shard.last_lsn = lsn;
         }
         for entry in &ready.entries {
-            if entry.about.kind == RecordKind::Noop {
+            if let Some(theirs) = peers::find(arrived, entry.id) {
+                shard.take_in(&mut self.wal, now, entry, theirs, &mut out.meta_lost);
+            } else if entry.about.kind == RecordKind::Noop {
                 let head = entry_head(RecordKind::Noop, id, entry.id, shard.replica.commit());
                 let (lsn, at) = self.wal.append(head, &[], None);
                 shard.appended(entry.id.index, lsn, at, Proposal::Noop);
@@ -586,7 +642,6 @@ impl Core {
                 assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
             }
         }
-        assert!(ready.messages.is_empty(), "one voter sends no messages");
         if ready.number != 0 {
             self.unpersisted.push_back((shard.last_lsn, id, ready.number));
         }
@@ -598,6 +653,8 @@ impl Core {
             self.table.set_leading(id, None);
             self.lose(id, out);
         }
+        self.peers.post(ready.messages.drain(..), out);
+        self.note_leader(id);
         if let Some(last) = ready.committed.last() {
             self.apply(now, id, last.index, out);
         }
@@ -612,11 +669,14 @@ impl Core {
 
     /// Applies committed entries, in order, and answers those who waited for them.
     fn apply(&mut self, now: Mono, id: ShardId, up_to: Index, out: &mut Out) {
-        let shard = self.shards.get_mut(&id).expect("a shard of this core");
         // Before the first image a partition that is not there yet is one whose first entries were never applied; after
-        // it, one that was deleted.
+        // it, one that was deleted. With several voters the shard may be ahead of the image: ids only grow, so a larger
+        // one than any that was named is new.
+        let known = if self.has_image { Some((self.several(), self.named_max)) } else { None };
+        let is_new = |id: PartitionId| known.is_none_or(|(several, named)| several && id > named);
+        let shard = self.shards.get_mut(&id).expect("a shard of this core");
         let exists = |partitions: &mut BTreeMap<PartitionId, Partition>, id: PartitionId| {
-            if !self.has_image {
+            if is_new(id) {
                 partitions.entry(id).or_insert_with(|| Partition::new(id));
             }
         };
@@ -670,6 +730,7 @@ impl Core {
 
     /// Leadership is gone: those who wait are told, and what is in the log is applied if it commits after all.
     fn lose(&mut self, id: ShardId, out: &mut Out) {
+        self.peers.forget(id);
         let shard = self.shards.get_mut(&id).expect("a shard of this core");
         for proposal in shard.proposals.values_mut() {
             match proposal {
@@ -687,8 +748,10 @@ impl Core {
                 Proposal::Meta { .. } | Proposal::Noop => {}
             }
         }
-        for partition in shard.partitions.values_mut() {
+        for (id, partition) in &mut shard.partitions {
             partition.drop_uncommitted();
+            // who waits for more is to ask another broker
+            self.watches.moved(*id, &mut out.answers);
         }
     }
 
@@ -708,6 +771,7 @@ impl Core {
                     self.poisoned = true;
                     for id in self.shards.keys() {
                         self.table.set_leading(*id, None);
+                        self.table.set_leader(*id, None);
                     }
                     out.fatal = Some(error);
                 }
@@ -725,13 +789,18 @@ impl Core {
             if at > lsn {
                 break;
             }
+            // With several voters what comes may be more than was proposed: a hard state that has no room yet.
+            let is_dirty = self.several() && self.shards.get(&id).is_some_and(|shard| shard.dirty);
+            if is_dirty && self.wal.room_for_reserved(limits::BLOCK_BYTES) != Room::Yes {
+                break;
+            }
             self.unpersisted.pop_front();
             let mut ready = std::mem::take(&mut self.ready);
             let shard = self.shards.get_mut(&id).expect("a shard of this core");
             shard.replica.persisted(number, &mut ready);
             shard.dirty = true;
             // what was proposed since the last ready comes with it
-            self.log(id, &ready);
+            self.log(now, id, &ready, &[], out);
             self.react(now, id, &mut ready, out);
             self.ready = ready;
         }
@@ -757,14 +826,12 @@ impl Core {
             })
             .min();
         let read_from = self.reads.first_segment();
-        let data_from = data_from.into_iter().chain(pending_from).chain(read_from).min().unwrap_or(now);
+        let kept_from = self.kept_for_others(now);
+        let needed = data_from.into_iter().chain(pending_from).chain(read_from).chain(kept_from);
+        let data_from = needed.min().unwrap_or(now);
         let state_from = self.shards.values().map(|s| s.state_from).min().unwrap_or(now);
         self.wal.release_below(data_from.min(state_from), &mut self.wal_out);
-        for shard in self.shards.values_mut() {
-            // with one voter nobody asks for entries that are applied
-            shard.replica.compact(shard.applied);
-            shard.places.forget_below(shard.applied);
-        }
+        self.forget(now);
         if state_from < data_from && self.snapshots.is_idle() {
             for (id, shard) in &self.shards {
                 if shard.state_from >= data_from {
@@ -841,7 +908,7 @@ impl Core {
             }
             bytes += len;
             end = Offset(batch.base_offset.0 + i64::from(batch.count));
-            parts.push(match self.wal.cached(batch.at) {
+            parts.push(match self.body_here(batch.at) {
                 Some(body) if copies => Part::Here(Bytes::copy_from_slice(&body)),
                 Some(body) => Part::Here(body),
                 None => {
@@ -876,8 +943,20 @@ impl Core {
         let Some((next, bytes)) = self.reads.follow(from.partition, answered, bytes) else { return };
         let partition = self.shards.get(&from.shard).and_then(|shard| shard.partitions.get(&from.partition));
         if let Some(Ok(batches)) = partition.map(|partition| partition.read_from(next)) {
-            self.reads.read_ahead(batches.take_while(|batch| self.wal.cached(batch.at).is_none()), bytes);
+            let several = self.several();
+            let on_disk = |at| self.wal.cached(at).is_none() && (!several || self.wal.is_durable(at));
+            self.reads.read_ahead(batches.take_while(|batch| on_disk(batch.at)), bytes);
         }
+    }
+
+    /// A committed batch, if it is in memory. With several voters it may be committed by others before it is on the
+    /// media here: then it is in memory, and must not be read from there.
+    fn body_here(&self, at: RecordAt) -> Option<Bytes> {
+        let cached = self.wal.cached(at);
+        if cached.is_none() && self.several() {
+            return self.wal.in_memory(at).map(|(_, body)| body);
+        }
+        cached
     }
 
     fn find(&mut self, ticket: Ticket, from: Route, what: OffsetQuery, epoch: Option<LeaderEpoch>, out: &mut Out) {
@@ -908,7 +987,7 @@ impl Core {
     /// Looks into one batch after the other until a time query is answered: one batch, or two at the log start.
     fn search(&mut self, ticket: Ticket, mut search: Search, mut next: Option<BatchRef>, out: &mut Out) {
         while let Some(batch) = next {
-            let Some(body) = self.wal.cached(batch.at) else {
+            let Some(body) = self.body_here(batch.at) else {
                 let parts = vec![Part::At(batch.at)];
                 return self.reads.push(ticket, search.from.partition, parts, ReadKind::Search(search, batch));
             };
@@ -980,6 +1059,13 @@ impl Core {
     /// For metrics and tests.
     pub fn wal(&self) -> &Wal {
         &self.wal
+    }
+
+    /// What this replica knows to be committed of a partition, leader or not. For tests.
+    pub fn batches(&self, shard: ShardId, partition: PartitionId) -> Vec<BatchRef> {
+        let partition = self.shards.get(&shard).and_then(|shard| shard.partitions.get(&partition));
+        let batches = partition.and_then(|p| p.read_from(p.log_start()).ok().map(Iterator::collect));
+        batches.unwrap_or_default()
     }
 }
 

@@ -1,13 +1,17 @@
 //! The pump of one core: drives the WAL, the replicas and the partitions of this core, and answers what is asked of
 //! them.
 //!
-//! In:  [`api::Ask`]s with a [`api::Ticket`] each, disk completions, ticks. Out: one [`api::Answer`] for each ticket.
-//! Files: `api.rs` what may be asked and answered; `core.rs` the pump; `recovery.rs` the shards after a restart;
-//! `snapshot.rs` their state in the WAL; `reads.rs` reads of the disk; `watch.rs` who waits for a partition to move.
+//! In:  [`api::Ask`]s with a [`api::Ticket`] each, messages of other brokers, disk completions, ticks. Out: one
+//! [`api::Answer`] for each ticket, messages for other brokers.
+//! Files: `api.rs` what may be asked and answered; `core.rs` the pump; `replication.rs` its part with several voters;
+//! `peers.rs` what goes to the others and comes from them; `recovery.rs` the shards after a restart; `snapshot.rs`
+//! their state in the WAL; `reads.rs` reads of the disk; `watch.rs` who waits for a partition to move.
 
 pub mod api;
 pub mod core;
+pub mod peers;
 mod reads;
 mod recovery;
+mod replication;
 mod snapshot;
 mod watch;

@@ -5,6 +5,7 @@
 //! applied. What is in the log but not known to be committed waits for the replica to say so.
 
 use super::core::{PendingBatch, Proposal, RecoverError, RecoveredMeta};
+use super::peers::Tail;
 use super::snapshot::{self, Places};
 use crate::io::Volume;
 use crate::partition::Partition;
@@ -20,6 +21,7 @@ pub(super) struct RecoveredShard {
     pub partitions: BTreeMap<PartitionId, Partition>,
     pub proposals: BTreeMap<Index, Proposal>,
     pub places: Places,
+    pub tail: Tail,
     pub applied: Index,
     pub state_from: Option<SegmentSeq>,
 }
@@ -53,6 +55,7 @@ struct ShardScan {
     applied: Index,
     pending: VecDeque<Entry>,
     places: Places,
+    tail: Tail,
     snapshot: Option<(Index, Term)>,
     state_from: Option<SegmentSeq>,
     assembly: Option<Assembly>,
@@ -67,9 +70,11 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    pub fn new(shards: impl Iterator<Item = ShardId>) -> Scan {
+    /// `tail_entries`: of each shard, so many entries are remembered with the place where they lie.
+    pub fn new(shards: impl Iterator<Item = ShardId>, tail_entries: usize) -> Scan {
+        let scan = || ShardScan { tail: Tail::new(tail_entries), ..ShardScan::default() };
         Scan {
-            shards: shards.map(|id| (id, ShardScan::default())).collect(),
+            shards: shards.map(|id| (id, scan())).collect(),
             meta: RecoveredMeta::default(),
             fault: None,
         }
@@ -116,7 +121,8 @@ impl Scan {
                 let first = scan.first.unwrap_or_default();
                 self.fault = Some(format!("shard {id} begins at entry {first} and there is no snapshot before it"));
             }
-            let proposals = scan.pending.into_iter().map(|e| (e.head.index, proposal(e))).collect();
+            let pending = scan.pending.into_iter();
+            let proposals = pending.map(|e| (e.head.index, proposal(e.head, e.at, e.body, Mono(0)))).collect();
             let log = RecoveredLog {
                 hard_state: scan.hard_state,
                 snapshot: scan.snapshot,
@@ -125,13 +131,16 @@ impl Scan {
                 applied: scan.applied,
                 commit: scan.commit,
             };
+            // a vote alone, of one who has heard of no entry yet, is state that must not be lost
+            let has_records = scan.first.is_some() || scan.hard_state.is_some();
             let shard = RecoveredShard {
                 log,
                 partitions: scan.partitions,
                 proposals,
                 places: scan.places,
+                tail: scan.tail,
                 applied: scan.applied,
-                state_from: scan.state_from.or_else(|| scan.first.map(|_| SegmentSeq(1))),
+                state_from: scan.state_from.or(has_records.then_some(SegmentSeq(1))),
             };
             shards.insert(id, shard);
         }
@@ -170,6 +179,8 @@ impl ShardScan {
             // a new leader wrote over what was never committed
             self.pending.retain(|e| e.head.index < head.index);
             self.terms.retain(|(from, _)| *from < head.index);
+            // the first segment that is left may begin with entries that were replaced in a later one
+            self.first = self.first.min(Some(head.index));
             self.last = Index(head.index.0 - 1);
         }
         if head.index.0 != self.last.0 + 1 {
@@ -180,6 +191,7 @@ impl ShardScan {
         }
         self.last = head.index;
         self.places.note(head.index, at.segment);
+        self.tail.note(head.index, at);
         let body = if head.kind == RecordKind::Meta { Bytes::copy_from_slice(body) } else { Bytes::new() };
         self.pending.push_back(Entry { head: *head, at, body });
         Ok(())
@@ -318,9 +330,8 @@ impl ShardScan {
     }
 }
 
-/// An entry that is in the log and not known to be committed.
-fn proposal(entry: Entry) -> Proposal {
-    let Entry { head, at, body } = entry;
+/// An entry that is in the log and not known to be committed, and that nobody here has proposed. `body`: of a command.
+pub(super) fn proposal(head: RecordHead, at: RecordAt, body: Bytes, appended: Mono) -> Proposal {
     match head.kind {
         RecordKind::Batch => Proposal::Batch(PendingBatch {
             head,
@@ -328,7 +339,7 @@ fn proposal(entry: Entry) -> Proposal {
             proposed: false,
             waiting: Vec::new(),
             append_time: None,
-            appended: Mono(0),
+            appended,
         }),
         RecordKind::Trim => Proposal::Trim { head, waiting: None },
         RecordKind::Meta => Proposal::Meta { command: body, waiting: None },

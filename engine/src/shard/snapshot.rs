@@ -130,6 +130,12 @@ impl Places {
         (index <= self.last).then_some(self.runs.get(run.checked_sub(1)?)?.1)
     }
 
+    /// The first entry that lies in this segment or a later one; behind all, if none does.
+    pub fn first_in(&self, segment: SegmentSeq) -> Index {
+        let run = self.runs.iter().find(|(_, of)| *of >= segment);
+        run.map_or(Index(self.last.0 + 1), |(first, _)| *first)
+    }
+
     pub fn forget_below(&mut self, index: Index) {
         while self.runs.get(1).is_some_and(|(first, _)| *first <= index) {
             self.runs.pop_front();

@@ -76,11 +76,16 @@ impl TailCache {
 
     /// The body of a record, if its group is here.
     pub fn body(&self, at: RecordAt) -> Option<Bytes> {
+        self.record(at).map(|(_, body)| body)
+    }
+
+    /// The record at this place, if its group is here.
+    pub fn record(&self, at: RecordAt) -> Option<(DiskHead, Bytes)> {
         let group = self.group(at.segment, at.at)?;
         let from = (at.at - group.at) as usize;
         let head = DiskHead::read(&group.bytes[from..from + RECORD_HEAD_BYTES]);
         assert!(head.body_bytes == at.len, "{at:?} does not name a record: its head says {} bytes", head.body_bytes);
-        Some(group.bytes.slice(from + RECORD_HEAD_BYTES..from + RECORD_HEAD_BYTES + at.len as usize))
+        Some((head, group.bytes.slice(from + RECORD_HEAD_BYTES..from + RECORD_HEAD_BYTES + at.len as usize)))
     }
 }
 

@@ -226,7 +226,10 @@ struct Flight {
     lsn: Lsn,
     segment: SegmentSeq,
     submitted: Mono,
-    bytes: u32,
+    /// The byte of its header in the file, and what is written there: as long as it is not durable it can not be read
+    /// from the disk, and the cache may have forgotten it.
+    at: u32,
+    buf: Bytes,
     done: bool,
 }
 
@@ -249,6 +252,19 @@ impl OpenGroup {
     fn end(&self) -> u32 {
         self.at + self.bytes.next_multiple_of(BLOCK_BYTES) as u32
     }
+}
+
+/// Where in a group that begins at `group_at` and is `bytes` long the record begins, if it lies there.
+fn within(group_at: u32, bytes: usize, at: RecordAt) -> Option<usize> {
+    let from = at.at.checked_sub(group_at)? as usize;
+    (from < bytes).then_some(from)
+}
+
+/// The head of a record that was written in this life.
+fn head_of(record: &[u8], at: RecordAt) -> Option<RecordHead> {
+    let head = DiskHead::read(&record[..RECORD_HEAD_BYTES]);
+    assert!(head.body_bytes == at.len, "{at:?} does not name a record: its head says {} bytes", head.body_bytes);
+    head.head()
 }
 
 /// Of a group with one record of this many bytes, its head included.
@@ -745,7 +761,8 @@ impl Wal {
             lsn: group.lsn,
             segment: group.segment,
             submitted: now,
-            bytes: buf.bytes.len() as u32,
+            at: group.at,
+            buf: buf.bytes.clone(),
             done: false,
         });
         let room = group.chunk.room();
@@ -817,7 +834,7 @@ impl Wal {
         assert!(flight.lsn == lsn && !flight.done, "a group completes once");
         flight.done = true;
         let ns = u64::try_from(now.since(flight.submitted).as_nanos()).unwrap_or(u64::MAX);
-        out.push(WalOut::GroupWritten { ns, bytes: flight.bytes });
+        out.push(WalOut::GroupWritten { ns, bytes: flight.buf.len() as u32 });
         let before = self.durable;
         while let Some(flight) = self.flights.pop_front_if(|flight| flight.done) {
             assert!(flight.lsn.0 == self.durable.0 + 1, "durability moves in LSN order");
@@ -990,6 +1007,39 @@ impl Wal {
     /// The body of a record that is durable or in flight, if its group is still in memory. Not a copy.
     pub fn cached(&self, at: RecordAt) -> Option<Bytes> {
         self.cache.body(at)
+    }
+
+    /// The record at this place, if its group is in memory, durable or not: its head and its body. A copy only where
+    /// its group is not on the way to the disk yet.
+    pub fn in_memory(&self, at: RecordAt) -> Option<(RecordHead, Bytes)> {
+        if let Some((head, body)) = self.cache.record(at) {
+            return Some((head.head()?, body));
+        }
+        if self.is_durable(at) {
+            return None;
+        }
+        for flight in self.flights.iter().filter(|flight| flight.segment == at.segment) {
+            if let Some(from) = within(flight.at, flight.buf.len(), at) {
+                let head = head_of(&flight.buf[from..], at)?;
+                let from = from + RECORD_HEAD_BYTES;
+                return Some((head, flight.buf.slice(from..from + at.len as usize)));
+            }
+        }
+        for group in self.closed.iter().chain(&self.open).filter(|group| group.segment == at.segment) {
+            if let Some(from) = within(group.at, group.bytes, at) {
+                let record = &group.chunk.written()[from..];
+                let body = &record[RECORD_HEAD_BYTES..RECORD_HEAD_BYTES + at.len as usize];
+                return Some((head_of(record, at)?, Bytes::copy_from_slice(body)));
+            }
+        }
+        None
+    }
+
+    /// Whether the record is on the media, and everything before it: only then is it to be read from there.
+    pub fn is_durable(&self, at: RecordAt) -> bool {
+        let flying = self.flights.front().map(|flight| (flight.segment, flight.at));
+        let waiting = || self.closed.iter().chain(&self.open).next().map(|group| (group.segment, group.at));
+        flying.or_else(waiting).is_none_or(|first| (at.segment, at.at) < first)
     }
 
     /// The file of a segment, while that is needed.

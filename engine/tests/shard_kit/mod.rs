@@ -261,6 +261,7 @@ impl Bench {
         let config = CoreConfig {
             core: CORE,
             raft_id: 1,
+            voters: vec![1],
             wal: WalConfig {
                 cluster: [7; 16],
                 core: CORE,

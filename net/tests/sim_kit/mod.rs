@@ -141,6 +141,7 @@ impl SimBroker {
             let config = CoreConfig {
                 core,
                 raft_id: 2,
+                voters: vec![2],
                 wal: WalConfig {
                     cluster: [3; 16],
                     core,

@@ -278,9 +278,11 @@ impl Make {
         let Make { core, broker, stats, said, .. } = self;
         let volume = RealVolume::open(&self.dir, true)
             .map_err(|error| errors::data_dir_io(&self.dir, "opening the write-ahead log", &error))?;
+        let raft_id = u64::try_from(broker.settings.broker.0).expect("a node id is not negative") + 1;
         let config = CoreConfig {
             core,
-            raft_id: u64::try_from(broker.settings.broker.0).expect("a node id is not negative") + 1,
+            raft_id,
+            voters: vec![raft_id],
             wal: WalConfig {
                 cluster: self.cluster,
                 core,

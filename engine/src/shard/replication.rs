@@ -1,0 +1,157 @@
+//! The pump's part in replication, where a shard has several voters: messages of other brokers' replicas, each
+//! replica's own clock, what is kept for followers. With one voter nothing of it happens.
+//!
+//! An entry of another broker becomes one of this log by way of the same open group and the same readies as an own one
+//! (`core.rs`); how bodies find their way to followers is in `peers.rs`.
+
+use super::core::{Core, Out, TICK};
+use super::peers::{self, EntryBody, ToPeer};
+use crate::limits;
+use crate::replica::{Message, MessageKind};
+use crate::types::{Mono, SegmentSeq, ShardId};
+use crate::wal::{RecordKind, Room};
+
+impl Core {
+    /// There are other brokers, each with a replica of every shard.
+    pub(super) fn several(&self) -> bool {
+        self.config.voters.len() > 1
+    }
+
+    /// The raft id of the broker that leads the shard, as far as its replica here knows. It may not serve yet.
+    pub fn leader_of(&self, shard: ShardId) -> Option<u64> {
+        self.shards.get(&shard)?.replica.leader()
+    }
+
+    /// A message of another broker's replica. What comes of it is in `out` now, or after the end of the turn.
+    pub fn peer(&mut self, now: Mono, from: ToPeer, out: &mut Out) {
+        if self.poisoned {
+            return;
+        }
+        if let Err(fault) = peers::check(&from) {
+            tracing::warn!(core = self.config.core.0, from = from.message.from, %fault, "a message is dropped");
+            return;
+        }
+        // One that follows on entries that wait would be refused for want of them.
+        let is_behind = from.message.kind == MessageKind::Append && !self.peers.parked.is_empty();
+        let waits = if is_behind { Some(from) } else { self.take_message(now, from, out) };
+        if let Some(waits) = waits {
+            self.peers.park(waits);
+        }
+    }
+
+    /// Gives the replica a message, and the WAL the entries that it takes. Gives the message back if the WAL has no
+    /// room for them now.
+    fn take_message(&mut self, now: Mono, from: ToPeer, out: &mut Out) -> Option<ToPeer> {
+        let id = from.message.shard;
+        let Some(shard) = self.shards.get(&id) else {
+            tracing::warn!(core = self.config.core.0, shard = id.0, "a message for a shard of another core is dropped");
+            return None;
+        };
+        // a hard state, and the entry of a new leader
+        if self.wal.room_for_reserved(limits::BLOCK_BYTES) != Room::Yes {
+            return Some(from);
+        }
+        // What the message may replace is handed to the WAL before: so all that comes of it is the message's own.
+        if shard.dirty {
+            self.ready_of(now, id, &[], out);
+        }
+        if !from.bodies.is_empty() {
+            // A new term's hard state goes by itself, so that the room that is found for the entries is theirs alone.
+            if from.message.term > self.shards[&id].replica.term() {
+                self.step(now, id, Message { entries: Vec::new(), ..from.message.clone() }, &[], out);
+            }
+            if !self.has_room_for(&from.bodies) {
+                return Some(from);
+            }
+        }
+        let ToPeer { message, bodies } = from;
+        self.step(now, id, message, &bodies, out);
+        None
+    }
+
+    /// Tries again what found no room, in its order.
+    pub(super) fn take_parked(&mut self, now: Mono, out: &mut Out) {
+        while let Some(parked) = self.peers.parked.pop_front() {
+            if let Some(still) = self.take_message(now, parked, out) {
+                return self.peers.parked.push_front(still);
+            }
+        }
+    }
+
+    /// Batches leave the last spare segment to what frees space, as a leader's own do.
+    fn has_room_for(&self, bodies: &[EntryBody]) -> bool {
+        let bytes = peers::room_bytes(bodies);
+        let room = if bodies.iter().any(|entry| entry.head.kind == RecordKind::Batch) {
+            self.wal.room_for(bytes)
+        } else {
+            self.wal.room_for_reserved(bytes)
+        };
+        room == Room::Yes
+    }
+
+    fn step(&mut self, now: Mono, id: ShardId, message: Message, arrived: &[EntryBody], out: &mut Out) {
+        let shard = self.shards.get_mut(&id).expect("the caller has looked");
+        let from = message.from;
+        if let Err(error) = shard.replica.step(message) {
+            tracing::debug!(core = self.config.core.0, shard = id.0, from, %error, "a message is not taken");
+        }
+        self.ready_of(now, id, arrived, out);
+    }
+
+    pub(super) fn tick(&mut self, now: Mono) {
+        let several = self.several();
+        let mut next = now + TICK;
+        for shard in self.shards.values_mut() {
+            if !several || shard.clock.ticks(now) {
+                shard.replica.tick();
+                shard.dirty = true;
+            }
+            if several {
+                next = next.min(shard.clock.next);
+            }
+        }
+        self.next_tick = Some(next);
+    }
+
+    /// Tells everybody who leads the shard, if that is news.
+    pub(super) fn note_leader(&mut self, id: ShardId) {
+        let several = self.several();
+        let shard = self.shards.get_mut(&id).expect("a shard of this core");
+        let seen = (shard.replica.term(), shard.replica.leader());
+        if seen == shard.seen {
+            return;
+        }
+        shard.seen = seen;
+        self.table.set_leader(id, seen.1.map(|leader| (leader, seen.0)));
+        if several {
+            shard.clock.draw(&mut self.rng);
+        }
+    }
+
+    /// The segments from which on entries are kept for followers: no older one is.
+    fn oldest_kept(&self, now: SegmentSeq) -> SegmentSeq {
+        let segments = self.config.wal.segments_max / limits::REPLICA_LAG_SEGMENTS_DIVISOR;
+        SegmentSeq(now.0.saturating_sub(u32::try_from(segments).unwrap_or(u32::MAX)))
+    }
+
+    /// The first segment with an entry that another voter may lack.
+    pub(super) fn kept_for_others(&self, now: SegmentSeq) -> Option<SegmentSeq> {
+        if !self.several() {
+            return None;
+        }
+        let oldest = self.oldest_kept(now);
+        self.shards.values().filter_map(|shard| shard.places.of(shard.kept_from(oldest))).min()
+    }
+
+    /// Forgets about entries what nobody asks for any more.
+    pub(super) fn forget(&mut self, now: SegmentSeq) {
+        let (several, oldest) = (self.several(), self.oldest_kept(now));
+        for shard in self.shards.values_mut() {
+            // with one voter nobody asks for entries that are applied
+            let kept = if several { shard.kept_from(oldest) } else { shard.applied };
+            shard.replica.compact(kept);
+            shard.places.forget_below(kept.min(shard.applied));
+            shard.tail.forget_below(kept);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What clients did and saw, as plain data, and as lines of JSON.
+//!
+//! One event a line. Every event has `process` (a client that does one thing after the other, or several at once),
+//! `invoked_ns` and `completed_ns` (one monotonic clock for all processes of a history), and `op`, which says what the
+//! rest of the line is. Events of one process stand in the order in which they ended. A partition is
+//! `{"topic":"t","number":0}`.
+//!
+//! ```text
+//! {"process":1,"invoked_ns":10,"completed_ns":20,"op":"produce","partition":{"topic":"t","number":0},
+//!  "producer":1,"idempotent":true,"first_number":0,"values":[7,8],"outcome":{"acked":{"base_offset":0}}}
+//! {...,"op":"read","partition":...,"from_offset":0,"records":[[0,7],[1,8]],"high_watermark":2,"log_start":0}
+//! {...,"op":"list-offset","partition":...,"which":"latest","offset":2}
+//! {...,"op":"commit-offset","group":"g","partition":...,"offset":2,"outcome":"acked"}
+//! {...,"op":"fetch-offset","group":"g","partition":...,"offset":2}
+//! {...,"op":"trim","partition":...,"offset":1,"outcome":"acked"}
+//! {...,"op":"final","partition":...,"log_start":1,"records":[[1,8]]}
+//! ```
+//!
+//! An outcome of `produce` is `{"acked":{"base_offset":N}}`, `"info"` or `"failed"`; of the others `"acked"`, `"info"`
+//! or `"failed"`. `info` means that nobody knows (a time-out, a lost connection): it may take effect later, or never.
+//! `failed` means that it must never be seen. A retry that the client's library makes by itself is no event.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A partition of a topic.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Partition {
+    pub topic: String,
+    pub number: i32,
+}
+
+impl Partition {
+    pub fn new(topic: &str, number: i32) -> Partition {
+        Partition { topic: topic.to_owned(), number }
+    }
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic, self.number)
+    }
+}
+
+/// Something that a client did, from its question to the answer, or to the moment in which it gave up.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Event {
+    pub process: u32,
+    pub invoked_ns: u64,
+    pub completed_ns: u64,
+    #[serde(flatten)]
+    pub op: Op,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub enum Op {
+    Produce(Produce),
+    Read(Read),
+    ListOffset(ListOffset),
+    CommitOffset(CommitOffset),
+    FetchOffset(FetchOffset),
+    Trim(Trim),
+    Final(Final),
+}
+
+/// One batch. The same value in several events is one record that was sent several times.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Produce {
+    pub partition: Partition,
+    pub producer: u32,
+    /// Sent with sequences: a retry must not be there twice, and nothing is left out.
+    pub idempotent: bool,
+    /// Of the first record, among those of this producer into this partition: from 0, without a gap.
+    pub first_number: u64,
+    /// Each stands for one record: no two records of a history have the same.
+    pub values: Vec<u64>,
+    pub outcome: ProduceOutcome,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProduceOutcome {
+    /// -1: the broker did not say where, as it may for a retry.
+    Acked { base_offset: i64 },
+    /// Nobody knows: it may be there, or come later.
+    Info,
+    /// Refused for good: it must never be there.
+    Failed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Acked,
+    Info,
+    Failed,
+}
+
+/// An answer to a fetch. Only what lies at `from_offset` or behind it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Read {
+    pub partition: Partition,
+    pub from_offset: i64,
+    /// Offset and value.
+    pub records: Vec<(i64, u64)>,
+    pub high_watermark: i64,
+    /// -1: not said.
+    pub log_start: i64,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ListOffset {
+    pub partition: Partition,
+    pub which: Which,
+    pub offset: i64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Which {
+    Earliest,
+    Latest,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CommitOffset {
+    pub group: String,
+    pub partition: Partition,
+    pub offset: i64,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FetchOffset {
+    pub group: String,
+    pub partition: Partition,
+    /// -1: nothing was committed.
+    pub offset: i64,
+}
+
+/// DeleteRecords: what lies below `offset` may go.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Trim {
+    pub partition: Partition,
+    /// -1: all there is. Where a retention is at work, a trim to -1 with the outcome `info` says so.
+    pub offset: i64,
+    pub outcome: Outcome,
+}
+
+/// What the partition holds in the end: from its log start on, everything.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Final {
+    pub partition: Partition,
+    pub log_start: i64,
+    /// Offset and value.
+    pub records: Vec<(i64, u64)>,
+}
+
+/// A line that is no event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BadLine {
+    /// From 1.
+    pub line: usize,
+    pub why: String,
+}
+
+impl fmt::Display for BadLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {} of the history: {}", self.line, self.why)
+    }
+}
+
+impl std::error::Error for BadLine {}
+
+/// One event a line.
+pub fn to_lines(history: &[Event]) -> String {
+    let mut lines = String::new();
+    for event in history {
+        lines.push_str(&serde_json::to_string(event).expect("an event has nothing that JSON can not say"));
+        lines.push('\n');
+    }
+    lines
+}
+
+/// The events of these lines. Empty lines are skipped.
+pub fn from_lines(lines: &str) -> Result<Vec<Event>, BadLine> {
+    let mut history = Vec::new();
+    for (n, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let event = serde_json::from_str(line).map_err(|error| BadLine { line: n + 1, why: error.to_string() })?;
+        history.push(event);
+    }
+    Ok(history)
+}

@@ -1,0 +1,229 @@
+//! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `damage`: the same on disks that are damaged;
+//! `crash-points`: a crash at every boundary of a short life; `trace`: that a seed is the same every time.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
+#![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
+
+use camus_history::history::{from_lines, to_lines};
+use camus_sim::crash_points::{Boundaries, TRIED_MAX, Tried};
+use camus_sim::runner::{line, names, run_all, run_caught, spread};
+use camus_sim::scenario::{Mode, Run};
+use clap::{Parser, Subcommand};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+#[command(name = "camus-sim", about = "Whole brokers in the simulator, from seeds")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs seeds and judges what their clients saw; one line for each that fails.
+    Run {
+        /// From the first to before the last: 0..2000.
+        #[arg(long, value_parser = seeds)]
+        seeds: Range<u64>,
+        /// Brokers of the cluster. One, as long as there is no replication between brokers.
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
+        brokers: u32,
+        /// Virtual time of each seed before it is wound up, s.
+        #[arg(long, default_value_t = 60)]
+        virtual_s: u64,
+        /// Threads; each runs one seed at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
+    /// Runs seeds in which disks are damaged: a start may be refused and a read may be, but nothing wrong is shown.
+    Damage {
+        /// From the first to before the last: 0..2000.
+        #[arg(long, value_parser = seeds)]
+        seeds: Range<u64>,
+        /// Virtual time of each seed before it is wound up, s. A start that is refused ends it.
+        #[arg(long, default_value_t = 60)]
+        virtual_s: u64,
+        /// Threads; each runs one seed at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
+    /// Crashes a short life of a broker at each of its boundaries: disk operations begun, in the cache, ended; answers.
+    CrashPoints {
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Tries this boundary alone.
+        #[arg(long)]
+        only: Option<u64>,
+        /// Threads; each tries one boundary at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
+    /// Runs one seed and prints the hash of everything that happened in it.
+    Trace {
+        #[arg(long)]
+        seed: u64,
+        /// On damaged disks, as `damage` runs it.
+        #[arg(long)]
+        damage: bool,
+        #[arg(long, default_value_t = 60)]
+        virtual_s: u64,
+        /// Where to write the history, an event a line.
+        #[arg(long)]
+        history: Option<PathBuf>,
+    },
+    /// Judges a history that something else wrote.
+    Check { history: PathBuf },
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let numbers = |(first, end): (&str, &str)| Some((first.parse().ok()?, end.parse().ok()?));
+    let bounds: Option<(u64, u64)> = text.split_once("..").and_then(numbers);
+    match bounds {
+        Some((first, end)) if first < end => Ok(first..end),
+        _ => Err("seeds are given as 0..2000".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let passed = match Cli::parse().command {
+        Command::Run { seeds, brokers: _, virtual_s, jobs } => run(Mode::Run, seeds, virtual_s, jobs),
+        Command::Damage { seeds, virtual_s, jobs } => run(Mode::Damage, seeds, virtual_s, jobs),
+        Command::CrashPoints { seed, only, jobs } => crash_points(seed, only, jobs.max(1)),
+        Command::Trace { seed, damage, virtual_s, history } => {
+            let mode = if damage { Mode::Damage } else { Mode::Run };
+            let run = run_caught(mode, seed, Duration::from_secs(virtual_s));
+            trace(&run);
+            history.is_none_or(|path| written(std::fs::write(path, to_lines(&run.events)))) && run.failures.is_empty()
+        }
+        Command::Check { history } => check(&history),
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What came of all seeds.
+#[derive(Default)]
+struct Sum {
+    passed: u64,
+    failed: u64,
+    virtual_time: Duration,
+    refused: u64,
+    unread: u64,
+}
+
+impl Sum {
+    fn add(&mut self, run: &Run) {
+        self.virtual_time += run.virtual_time;
+        self.refused += u64::from(run.refused.is_some());
+        self.unread += run.unread;
+        if run.failures.is_empty() {
+            self.passed += 1;
+        } else {
+            self.failed += 1;
+            println!("{}", line(run));
+        }
+    }
+}
+
+fn run(mode: Mode, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
+    let (begun, jobs) = (Instant::now(), jobs.max(1));
+    let mut sum = Sum::default();
+    run_all(mode, seeds, Duration::from_secs(virtual_s), jobs, |run| sum.add(&run));
+    let real_s = begun.elapsed().as_secs_f64().max(1e-9);
+    let seeds_a_minute = 60.0 * (sum.passed + sum.failed) as f64 / real_s;
+    let speed = sum.virtual_time.as_secs_f64() / real_s;
+    if mode == Mode::Damage {
+        println!("{} starts were refused, {} partitions could not be read to their end", sum.refused, sum.unread);
+    }
+    println!("{speed:.1} virtual seconds per real second, {seeds_a_minute:.1} seeds per minute, {jobs} threads");
+    println!("{} passed, {} failed", sum.passed, sum.failed);
+    sum.failed == 0
+}
+
+fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
+    let begun = Instant::now();
+    let boundaries = match Boundaries::of(seed) {
+        Ok(boundaries) => boundaries,
+        Err(failure) => {
+            println!("seed {seed}: {}: {}", failure.name, failure.text);
+            println!("0 passed, 1 failed");
+            return false;
+        }
+    };
+    let Boundaries { one, two, .. } = boundaries;
+    let chosen = match only {
+        Some(boundary) if (1..=boundaries.total()).contains(&boundary) => vec![boundary],
+        Some(boundary) => {
+            eprintln!("there is no boundary {boundary}: they are 1 to {}", boundaries.total());
+            return false;
+        }
+        None => {
+            let (chosen, every) = boundaries.chosen(TRIED_MAX);
+            if every > 1 {
+                println!("there are {} boundaries: only every {every}th is tried", boundaries.total());
+            }
+            chosen
+        }
+    };
+    let (mut passed, mut failed) = (0u64, 0u64);
+    let try_nth = |n: u64| boundaries.try_one(chosen[n as usize]);
+    spread(0..chosen.len() as u64, jobs, try_nth, |tried| {
+        if tried.failures.is_empty() {
+            passed += 1;
+        } else {
+            failed += 1;
+            println!("{}", crash_point_line(&tried, &boundaries));
+        }
+    });
+    let real_s = begun.elapsed().as_secs_f64();
+    println!("{one} boundaries on one core, {two} on two; {} tried, each without power and as a process", chosen.len());
+    println!("{real_s:.1} s, {jobs} threads");
+    println!("{passed} passed, {failed} failed");
+    failed == 0
+}
+
+fn crash_point_line(tried: &Tried, boundaries: &Boundaries) -> String {
+    let Tried { boundary, cores, failures } = tried;
+    let first = failures.first().map_or("", |failure| failure.text.as_str());
+    let (names, replay) = (names(failures), boundaries.replay(*boundary));
+    format!("boundary {boundary} ({cores} cores): {names}: {first}; {replay}")
+}
+
+fn trace(run: &Run) {
+    for failure in &run.failures {
+        println!("{}: {}", failure.name, failure.text);
+    }
+    let virtual_s = run.virtual_time.as_secs_f64();
+    println!("seed {}: trace {:016x}, {} events, {virtual_s:.3} virtual s", run.seed, run.trace, run.events.len());
+}
+
+fn written(result: std::io::Result<()>) -> bool {
+    if let Err(error) = &result {
+        eprintln!("the history can not be written: {error}");
+    }
+    result.is_ok()
+}
+
+fn check(path: &std::path::Path) -> bool {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            return false;
+        }
+    };
+    let history = match from_lines(&text) {
+        Ok(history) => history,
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            return false;
+        }
+    };
+    let anomalies = camus_history::check(&history);
+    for anomaly in &anomalies {
+        println!("{anomaly}");
+    }
+    println!("{} events, {} anomalies", history.len(), anomalies.len());
+    anomalies.is_empty()
+}

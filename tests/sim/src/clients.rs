@@ -1,0 +1,124 @@
+//! All clients of one broker.
+
+use crate::kit::SimBroker;
+use crate::ledger::Ledger;
+use crate::producers::{Idempotent, Plain};
+use crate::readers::{Committer, Reader, Trimmer};
+use crate::wire::Conn;
+
+/// Processes of a history: which numbers belong to whom.
+const IDEMPOTENTS: std::ops::Range<u32> = 0..4;
+const PLAINS: std::ops::Range<u32> = 4..6;
+const READERS: u32 = 10;
+const COMMITTERS: std::ops::Range<u32> = 30..32;
+const TRIMMER: u32 = 40;
+/// Whoever looks in the end.
+pub const AUDITOR: u32 = 50;
+
+pub struct Clients {
+    idempotents: Vec<Idempotent>,
+    plains: Vec<Plain>,
+    readers: Vec<Reader>,
+    committers: Vec<Committer>,
+    trimmer: Trimmer,
+}
+
+impl Clients {
+    /// Two readers a partition. `tight`: the log is so small that what is read has to go.
+    pub fn new(partitions: i32, tight: bool) -> Clients {
+        let of = |process: u32| process as i32 % partitions;
+        Clients {
+            idempotents: IDEMPOTENTS.map(|process| Idempotent::new(process, of(process))).collect(),
+            plains: PLAINS.map(|process| Plain::new(process, of(process))).collect(),
+            readers: (0..2 * partitions).map(|n| Reader::new(READERS + n as u32, n % partitions)).collect(),
+            committers: COMMITTERS.map(|process| Committer::new(process, of(process))).collect(),
+            trimmer: Trimmer::new(TRIMMER, tight),
+        }
+    }
+
+    /// Two idempotent producers, a plain one, and a reader a partition.
+    pub fn few(partitions: i32) -> Clients {
+        let of = |process: u32| process as i32 % partitions;
+        Clients {
+            idempotents: IDEMPOTENTS.take(2).map(|process| Idempotent::new(process, of(process))).collect(),
+            plains: PLAINS.take(1).map(|process| Plain::new(process, of(process))).collect(),
+            readers: (0..partitions).map(|n| Reader::new(READERS + n as u32, n)).collect(),
+            committers: vec![],
+            trimmer: Trimmer::new(TRIMMER, false),
+        }
+    }
+
+    /// Each does what there is to do now.
+    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
+        self.idempotents.iter_mut().for_each(|client| client.step(broker, ledger));
+        self.plains.iter_mut().for_each(|client| client.step(broker, ledger));
+        self.readers.iter_mut().for_each(|client| client.step(broker, ledger));
+        self.committers.iter_mut().for_each(|client| client.step(broker, ledger));
+        self.trimmer.step(broker, ledger);
+    }
+
+    /// Some of them lose their connections in one moment, as when a switch does.
+    pub fn reset_some(&mut self, broker: &mut SimBroker) {
+        for conn in self.conns() {
+            if let Some(open) = conn
+                && broker.chance(50)
+            {
+                broker.world.reset(open.id);
+            }
+        }
+    }
+
+    fn conns(&mut self) -> Vec<&mut Option<Conn>> {
+        let mut all: Vec<&mut Option<Conn>> = Vec::new();
+        all.extend(self.idempotents.iter_mut().map(Idempotent::conn_mut));
+        all.extend(self.plains.iter_mut().map(Plain::conn_mut));
+        all.extend(self.readers.iter_mut().map(Reader::conn_mut));
+        all.extend(self.committers.iter_mut().map(Committer::conn_mut));
+        all.push(self.trimmer.conn_mut());
+        all
+    }
+
+    /// One of the readers takes nothing for this long.
+    pub fn pause_a_reader(&mut self, ms: u64, broker: &mut SimBroker) {
+        let n = broker.pick(self.readers.len());
+        let until = broker.now() + std::time::Duration::from_millis(ms);
+        self.readers[n].pause(until, broker);
+    }
+
+    pub fn resume_readers(&mut self, broker: &mut SimBroker) {
+        self.readers.iter_mut().for_each(|reader| reader.resume(broker));
+    }
+
+    /// Readers are done when they have read what is below the end of their partition.
+    pub fn must_reach(&mut self, partition: i32, end: i64) {
+        for reader in self.readers.iter_mut().filter(|reader| reader.partition() == partition) {
+            reader.must_reach(end);
+        }
+    }
+
+    /// Of those that write and commit, whoever has not shown that it gets on.
+    pub fn writers_not_done(&self) -> Vec<String> {
+        let idempotents = self.idempotents.iter().filter(|client| !client.is_done()).map(Idempotent::name);
+        let plains = self.plains.iter().filter(|client| !client.is_done()).map(Plain::name);
+        let committers = self.committers.iter().filter(|client| !client.is_done()).map(Committer::name);
+        idempotents.chain(plains).chain(committers).collect()
+    }
+
+    pub fn readers_not_done(&self) -> Vec<String> {
+        self.readers.iter().filter(|reader| !reader.is_done()).map(Reader::name).collect()
+    }
+
+    /// They leave. What they wait for still, they will never know.
+    pub fn finish(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
+        let now = broker.now();
+        self.idempotents.iter_mut().for_each(|client| client.finish(now, ledger));
+        self.plains.iter_mut().for_each(|client| client.finish(now, ledger));
+        self.committers.iter_mut().for_each(|client| client.finish(now, ledger));
+        self.trimmer.finish(now, ledger);
+        for conn in self.conns() {
+            if let Some(open) = conn.take() {
+                broker.world.reset(open.id);
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What may be wrong with a history after damage, and what may not.
+//!
+//! A broker with one copy can not mask damage. It may refuse to start, it may answer a read with an error, and where
+//! the last groups of a log were damaged (but by more than one flipped bit), the log may end earlier at the next start,
+//! without a word: nothing on the disk says that there was more (docs/adr/0002, "What can not be decided"). No more.
+//!
+//! So the history is cut at each start before which that can have happened. What lies between two cuts is judged as if
+//! nothing had been damaged: what was acknowledged is there, and an offset has one value. Across a cut an acknowledged
+//! record may be gone, another may have its offset, and marks may be lower. Nowhere may a record be shown that nobody
+//! sent or that was refused, in a wrong order, twice, or with a hole before it: the log that is left is a beginning of
+//! the one that was. What groups committed is judged only where there is no cut.
+//!
+//! One lawful thing is judged as a fault all the same: a producer of which no batch is left begins anywhere, and then a
+//! hole is before it. It takes a loss of all that it ever wrote, which a tail is not, unless it has just begun.
+
+use camus_engine::types::Mono;
+use camus_history::history::{Outcome, ProduceOutcome};
+use camus_history::{Anomaly, Event, Op, Partition, check};
+use std::collections::BTreeSet;
+
+/// What is not lawful. `cuts`: starts before which the end of the log may have been lost.
+pub fn after_damage(history: &[Event], cuts: &[Mono]) -> Vec<Anomaly> {
+    if cuts.is_empty() {
+        return check(history);
+    }
+    let mut found = orders(history);
+    let mut from = Mono(0);
+    for to in cuts.iter().copied().chain([Mono(u64::MAX)]) {
+        found.extend(check(&stretch(history, from, to)));
+        from = to;
+    }
+    found
+}
+
+/// What was done and seen between two cuts. Of the rest, who sent what, and what may have been deleted.
+fn stretch(history: &[Event], from: Mono, to: Mono) -> Vec<Event> {
+    let within = |event: &Event| event.invoked_ns >= from.0 && event.completed_ns < to.0;
+    let mut events = Vec::new();
+    for event in history {
+        let mut event = event.clone();
+        let keeps = within(&event);
+        match &mut event.op {
+            Op::Produce(_) | Op::Read(_) | Op::ListOffset(_) | Op::Trim(_) | Op::Final(_) if keeps => {}
+            Op::Produce(produce) => {
+                if let ProduceOutcome::Acked { .. } = produce.outcome {
+                    produce.outcome = ProduceOutcome::Info;
+                }
+            }
+            Op::Trim(trim) => trim.outcome = Outcome::Info,
+            Op::Read(_) | Op::ListOffset(_) | Op::Final(_) | Op::CommitOffset(_) | Op::FetchOffset(_) => continue,
+        }
+        events.push(event);
+    }
+    events
+}
+
+/// What is left in the end stands in the order in which it was sent, also across cuts. Each partition by itself: what
+/// is lost of one may not use up the number of anomalies that are named.
+fn orders(history: &[Event]) -> Vec<Anomaly> {
+    let mut found = Vec::new();
+    for partition in finals(history) {
+        let events: Vec<Event> = history.iter().filter(|event| is_of(event, &partition)).cloned().collect();
+        found.extend(check(&events).into_iter().filter(|anomaly| anomaly.name() == "order"));
+    }
+    found
+}
+
+fn finals(history: &[Event]) -> BTreeSet<Partition> {
+    let of = |event: &Event| if let Op::Final(last) = &event.op { Some(last.partition.clone()) } else { None };
+    history.iter().filter_map(of).collect()
+}
+
+/// Something that was written into this partition, or what it holds in the end.
+fn is_of(event: &Event, partition: &Partition) -> bool {
+    match &event.op {
+        Op::Produce(produce) => produce.partition == *partition,
+        Op::Final(last) => last.partition == *partition,
+        Op::Read(_) | Op::ListOffset(_) | Op::CommitOffset(_) | Op::FetchOffset(_) | Op::Trim(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use camus_history::history::{Final, Produce, Read};
+
+    fn event(at: u64, op: Op) -> Event {
+        Event { process: 1, invoked_ns: at, completed_ns: at + 1, op }
+    }
+
+    fn acked(at: u64, number: u64, value: u64, base_offset: i64) -> Event {
+        let outcome = ProduceOutcome::Acked { base_offset };
+        let partition = Partition::new("t", 0);
+        let produce =
+            Produce { partition, producer: 1, idempotent: false, first_number: number, values: vec![value], outcome };
+        event(at, Op::Produce(produce))
+    }
+
+    fn read(at: u64, offset: i64, value: u64) -> Event {
+        let partition = Partition::new("t", 0);
+        let (records, high_watermark) = (vec![(offset, value)], offset + 1);
+        event(at, Op::Read(Read { partition, from_offset: offset, records, high_watermark, log_start: 0 }))
+    }
+
+    fn last(at: u64, values: &[u64]) -> Event {
+        let records = (0..).zip(values.iter().copied()).collect();
+        event(at, Op::Final(Final { partition: Partition::new("t", 0), log_start: 0, records }))
+    }
+
+    fn names(history: &[Event], cuts: &[Mono]) -> Vec<&'static str> {
+        let mut names: Vec<_> = after_damage(history, cuts).iter().map(Anomaly::name).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Lost if it fails: the one lawful loss is called a fault, or every loss is lawful.
+    #[test]
+    fn a_tail_may_be_lost_before_a_cut_and_nowhere_else() {
+        let history = [acked(10, 0, 7, 0), acked(20, 1, 8, 1), read(30, 1, 8), acked(60, 2, 9, 1), last(90, &[7, 9])];
+        assert_eq!(names(&history, &[Mono(50)]), Vec::<&str>::new());
+        assert_eq!(names(&history, &[]), ["acknowledged-lost", "inconsistent-offsets"]);
+        assert_eq!(names(&history, &[Mono(5)]), ["acknowledged-lost", "inconsistent-offsets"], "nothing before it");
+        assert_eq!(names(&history, &[Mono(80)]), ["inconsistent-offsets"], "two values in one stretch");
+    }
+
+    /// Lost if it fails: damage is an excuse for anything.
+    #[test]
+    fn what_is_left_is_never_out_of_order_or_invented() {
+        let history = [acked(10, 0, 7, 0), acked(20, 1, 8, 1), acked(60, 2, 9, 1), last(90, &[7, 9, 8])];
+        assert_eq!(names(&history, &[Mono(50)]), ["order"]);
+        let history = [acked(10, 0, 7, 0), read(20, 1, 5), acked(60, 1, 9, 1), last(90, &[7, 9])];
+        assert_eq!(names(&history, &[Mono(50)]), ["invented"]);
+    }
+}

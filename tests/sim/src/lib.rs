@@ -1,0 +1,23 @@
+//! Whole brokers in the simulator: one thread, virtual time, and one seed from which everything follows.
+//!
+//! In: a seed and how long to run ([`scenario::run`]). Out: what the clients did and saw (`camus-history`), what is
+//! wrong with it, and the trace's hash, by which a replay is known to be the same.
+//!
+//! Files: `kit.rs` a broker put together as in production, on simulated disks; `wire.rs` Kafka's wire from the client's
+//! side; `ledger.rs` what clients did and saw; `producers.rs` and `readers.rs` the clients, `clients.rs` all of them;
+//! `faults.rs` what goes wrong and when; `scenario.rs` one seed from start to judgement; `judgement.rs` what damage may
+//! do to what clients saw, and what not; `crash_points.rs` a crash at every boundary of a short life; `runner.rs` many
+//! seeds on some threads.
+#![allow(clippy::unwrap_used, reason = "a simulation that meets what can not be ends, and its seed is named")]
+
+pub mod clients;
+pub mod crash_points;
+pub mod faults;
+pub mod judgement;
+pub mod kit;
+pub mod ledger;
+pub mod producers;
+pub mod readers;
+pub mod runner;
+pub mod scenario;
+pub mod wire;
