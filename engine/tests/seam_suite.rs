@@ -966,12 +966,7 @@ fn methods(choice: IoChoice) -> Vec<Option<DurableMethod>> {
     match choice {
         IoChoice::Blocking => vec![None],
         IoChoice::Auto | IoChoice::Uring | IoChoice::Glommio => {
-            vec![
-                None,
-                Some(DurableMethod::Dsync),
-                Some(DurableMethod::LinkedFsync),
-                Some(DurableMethod::Adaptive),
-            ]
+            vec![None, Some(DurableMethod::Dsync), Some(DurableMethod::LinkedFsync), Some(DurableMethod::Adaptive)]
         }
     }
 }

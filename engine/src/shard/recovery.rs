@@ -73,11 +73,7 @@ impl Scan {
     /// `tail_entries`: of each shard, so many entries are remembered with the place where they lie.
     pub fn new(shards: impl Iterator<Item = ShardId>, tail_entries: usize) -> Scan {
         let scan = || ShardScan { tail: Tail::new(tail_entries), ..ShardScan::default() };
-        Scan {
-            shards: shards.map(|id| (id, scan())).collect(),
-            meta: RecoveredMeta::default(),
-            fault: None,
-        }
+        Scan { shards: shards.map(|id| (id, scan())).collect(), meta: RecoveredMeta::default(), fault: None }
     }
 
     pub fn record(&mut self, head: &RecordHead, body: &[u8], at: RecordAt) {

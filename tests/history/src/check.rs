@@ -151,13 +151,7 @@ struct Kept {
     gone_below: i64,
 }
 
-fn check_final(
-    partition: &Partition,
-    last: &Final,
-    deletable: i64,
-    sent: &Senders<'_>,
-    found: &mut Found,
-) -> Kept {
+fn check_final(partition: &Partition, last: &Final, deletable: i64, sent: &Senders<'_>, found: &mut Found) -> Kept {
     let mut kept = Kept { gone_below: last.log_start.min(deletable), ..Kept::default() };
     let mut order: BTreeMap<u32, u64> = BTreeMap::new();
     let mut next = last.log_start;

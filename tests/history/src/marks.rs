@@ -155,12 +155,7 @@ fn committed(history: &[Event]) -> BTreeMap<(&str, &Partition), Committed> {
                 let of = all.entry((fetch.group.as_str(), &fetch.partition)).or_default();
                 of.fetches.push(Commit { invoked, completed, offset: fetch.offset });
             }
-            Op::CommitOffset(_)
-            | Op::Produce(_)
-            | Op::Read(_)
-            | Op::ListOffset(_)
-            | Op::Trim(_)
-            | Op::Final(_) => {}
+            Op::CommitOffset(_) | Op::Produce(_) | Op::Read(_) | Op::ListOffset(_) | Op::Trim(_) | Op::Final(_) => {}
         }
     }
     all

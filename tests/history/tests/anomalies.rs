@@ -267,10 +267,12 @@ fn a_good_history_is_lawful() {
 #[test]
 fn unanswered_records_of_plain_producers_may_be_nowhere_or_anywhere_or_twice() {
     let unanswered = || {
-        story()
-            .produce(11, 0, &[1], ProduceOutcome::Info)
-            .produce(11, 1, &[2], acked(0))
-            .produce(11, 2, &[3], ProduceOutcome::Info)
+        story().produce(11, 0, &[1], ProduceOutcome::Info).produce(11, 1, &[2], acked(0)).produce(
+            11,
+            2,
+            &[3],
+            ProduceOutcome::Info,
+        )
     };
     unanswered().end(&[2]).shows_nothing();
     unanswered().end(&[2, 3, 1]).shows_nothing();

@@ -2,9 +2,7 @@
 
 use crate::kit::SimBroker;
 use crate::ledger::{Ledger, partition};
-use crate::wire::{
-    Conn, INIT_PRODUCER_ID, PRODUCE, batch, connected, init_producer_id, produce, produced,
-};
+use crate::wire::{Conn, INIT_PRODUCER_ID, PRODUCE, batch, connected, init_producer_id, produce, produced};
 use bytes::Bytes;
 use camus_engine::types::Mono;
 use camus_history::Op;

@@ -43,16 +43,7 @@ pub struct Reader {
 
 impl Reader {
     pub fn new(process: u32, partition: i32) -> Reader {
-        Reader {
-            process,
-            partition,
-            next: 0,
-            astray: false,
-            asked: None,
-            conn: None,
-            paused_until: None,
-            target: None,
-        }
+        Reader { process, partition, next: 0, astray: false, asked: None, conn: None, paused_until: None, target: None }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
@@ -299,7 +290,13 @@ impl Trimmer {
             self.answered(body, broker.now(), ledger);
         }
         let full = broker.has_no_space();
-        let wanted = if full { 20 } else if self.tight && !ledger.calm { 3 } else { 0 };
+        let wanted = if full {
+            20
+        } else if self.tight && !ledger.calm {
+            3
+        } else {
+            0
+        };
         let now_and_then = !ledger.calm && broker.pick(1_000) < 2;
         if self.asked.is_none() && (now_and_then || broker.chance(wanted)) {
             self.ask(&mut conn, full, broker, ledger);

@@ -256,7 +256,9 @@ fn why(device: Option<&Device>, no_ring: Option<&str>) -> String {
     match (write_cache.as_str(), fua.as_str()) {
         ("write through", _) => format!("{name} is write through: a write is durable by itself"),
         ("write back", "1") => format!("{name} is write back with FUA: one write that goes through the cache"),
-        ("write back", _) => format!("{name} is write back without FUA: dsync where a write is alone, else write+fsync"),
+        ("write back", _) => {
+            format!("{name} is write back without FUA: dsync where a write is alone, else write+fsync")
+        }
         _ => format!("{name} does not say what cache it has, so a write is taken to need a flush"),
     }
 }

@@ -359,7 +359,10 @@ mod tests {
                 ("sys/dev/block/254:0/device/virtio1/x", ""),
                 ("sys/dev/block/254:0/device/msi_irqs/35", "msix"),
                 ("sys/dev/block/254:0/device/msi_irqs/36", "msix"),
-                ("proc/interrupts", "     CPU0 CPU1\n 35: 0 1 PCI-MSIX 0-edge config\n 36: 7 10499607 PCI-MSIX req.0\n"),
+                (
+                    "proc/interrupts",
+                    "     CPU0 CPU1\n 35: 0 1 PCI-MSIX 0-edge config\n 36: 7 10499607 PCI-MSIX req.0\n",
+                ),
                 ("proc/irq/35/effective_affinity_list", "0"),
                 ("proc/irq/36/effective_affinity_list", affinity),
             ];
