@@ -1,6 +1,7 @@
 """From records to Markdown: medians and spread, verdicts, tables, plots, and the page between its markers."""
 
 import json
+import re
 import statistics
 import subprocess
 import tempfile
@@ -160,7 +161,12 @@ def remarks(records, row):
 
 
 def one_line(text):
-    return " ".join(text.split())[:300].replace("|", "/")
+    return " ".join(without_paths(text).split())[:300].replace("|", "/")
+
+
+def without_paths(text):
+    """Where something lay on this machine is nobody's business."""
+    return re.sub(r"(?<![\w:/.])/[\w./-]+", "PATH", text) if text else text
 
 
 def set_aside(records):
@@ -273,7 +279,7 @@ def without_curves(records):
             asked = step.get("settings") or {}
             # Where it lay on this machine, and under which number it ran, is nobody's business.
             steps[name]["settings"] = {key: value for key, value in asked.items() if key.strip("-") not in LOCAL}
-        kept.append(record | {"steps": steps})
+        kept.append(record | {"steps": steps, "failed": without_paths(record["failed"])})
     return kept
 
 

@@ -29,7 +29,8 @@ class FakeSystem:
 def options(folder, **more):
     base = Path(folder)
     (base / "data").mkdir()
-    settings = {"seconds": 1.0, "warmup": 0.0, "reps": 2, "say": lambda _: None, "pause_s": 0.0, "busy_max": 1e9, "steal_max": 1e9}
+    settings = {"seconds": 1.0, "warmup": 0.0, "reps": 2, "say": lambda _: None, "pause_s": 0.0}
+    settings |= {"busy_max": 1e9, "steal_max": 1e9}
     return runner.Options(HERE / "fake_camus.py", base / "data", base / "out", **(settings | more))
 
 

@@ -5,10 +5,10 @@
 //! it cancels the flush and tells nothing of it (`IOSQE_CQE_SKIP_SUCCESS` on the write). So a core wakes once for each
 //! durable write. Any error, a short transfer included, is that end: nothing is tried again here.
 //!
-//! Both ways are as durable; on a device without FUA they differ in who waits for whom (docs/adr/0002). One operation is
-//! finished by the kernel alone, while the core sleeps; but the kernel's worker that does it has to get the core's CPU,
-//! which it may not while the core has work. So a write that is alone while the core rests takes that way, and the
-//! others the other.
+//! Both ways are as durable; on a device without FUA they differ in who waits for whom (docs/adr/0002). One operation
+//! is finished by the kernel alone, while the core sleeps; but the kernel's worker that does it has to get the core's
+//! CPU, which it may not while the core has work. So a write that is alone while the core rests takes that way, and
+//! the others the other.
 //!
 //! The shell takes what is to be submitted from [`RingDisk::issue`] and brings completions to [`RingDisk::completed`].
 //! Files are made and removed by `background.rs`.
@@ -353,8 +353,8 @@ mod tests {
         }
     }
 
-    /// Lost if it fails: the kernel's worker waits milliseconds for the CPU of a busy core, or a core that rests is woken
-    /// between a write and its flush.
+    /// Lost if it fails: the kernel's worker waits milliseconds for the CPU of a busy core, or a core that rests is
+    /// woken between a write and its flush.
     #[test]
     fn a_write_is_one_operation_where_it_is_alone_and_the_core_rests() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -292,7 +292,7 @@ impl Core {
             if *id == META_SHARD {
                 continue;
             }
-            let gone: Vec<PartitionId> = shard.partitions.keys().filter(|p| is_gone(*p)).copied().collect();
+            let gone: Vec<PartitionId> = shard.partitions.keys().filter(|p| is_gone(p)).copied().collect();
             for partition in gone {
                 shard.partitions.remove(&partition);
                 self.watches.moved(partition, &mut out.answers);
