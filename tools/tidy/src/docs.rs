@@ -290,7 +290,8 @@ pub fn links_lead_somewhere(house: &House) -> Vec<Finding> {
                     }
                 }
                 let path = parts.join("/");
-                if house.file(&path).is_none() && !folders.contains(path.as_str()) {
+                let is_there = house.file(&path).is_some() || house.others.contains(&path);
+                if !is_there && !folders.contains(path.as_str()) {
                     found.push(file.finding(number, format!("the link `{target}` leads nowhere")));
                 }
             }

@@ -15,6 +15,8 @@ pub struct File {
 #[derive(Clone, Debug, Default)]
 pub struct House {
     pub files: Vec<File>,
+    /// Paths of what is there and is not read: pictures.
+    pub others: Vec<String>,
 }
 
 /// Something that a rule does not allow.
@@ -56,11 +58,11 @@ impl House {
                     if !hidden && !SKIPPED.contains(&name.as_str()) {
                         open.push(path);
                     }
-                } else if kind.is_file()
-                    && is_text(&name)
-                    && let Ok(text) = std::fs::read_to_string(entry.path())
-                {
-                    house.files.push(File { path, text });
+                } else if kind.is_file() {
+                    match std::fs::read_to_string(entry.path()) {
+                        Ok(text) if is_text(&name) => house.files.push(File { path, text }),
+                        _ => house.others.push(path),
+                    }
                 }
             }
         }
@@ -70,7 +72,7 @@ impl House {
 
     /// A house of one file, for samples.
     pub fn of(path: &str, text: &str) -> House {
-        House { files: vec![File { path: path.to_owned(), text: text.to_owned() }] }
+        House { files: vec![File { path: path.to_owned(), text: text.to_owned() }], others: vec![] }
     }
 
     /// The same house with one more file.
