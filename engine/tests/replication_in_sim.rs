@@ -11,34 +11,14 @@ use camus_engine::io::sim::Crash;
 use camus_engine::limits;
 use camus_engine::shard::api::{Answer, Ask, Refusal, Route};
 use camus_engine::types::Offset;
-use partition_kit::{Batch, Rec};
 use replica_kit::{BROKERS, Cluster, Committed, META, Shape, route};
-use shard_kit::{PATIENCE, Seed, Stored, rest_of, seeds};
+use shard_kit::{PATIENCE, Seed, Stored, batch, rest_of, rests, seeds};
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// The simulator's wall clock begins here.
-const NOW: i64 = 1_800_000_000_000;
-
-/// A batch that no other is like. `producer`: id, epoch, first sequence.
-fn batch(tag: u64, count: usize, value_bytes: usize, producer: (i64, i16, i32)) -> Bytes {
-    let record = |n: usize| {
-        let mut value = tag.to_le_bytes().to_vec();
-        value.resize(value_bytes.max(8), n as u8);
-        Rec { value: Some(value), timestamp: NOW + (tag % 100_000) as i64, ..Rec::default() }
-    };
-    let mut batch = Batch::of((0..count).map(record).collect());
-    batch.producer = producer;
-    batch.bytes()
-}
 
 /// One record, from a producer that sends one batch after the other.
 fn nth(n: u64, value_bytes: usize) -> Bytes {
     batch(n, 1, value_bytes, (7, 0, n as i32))
-}
-
-fn rests(stored: &[Stored]) -> Vec<Bytes> {
-    stored.iter().map(|s| s.rest.clone()).collect()
 }
 
 /// All replicas come to have the same, byte for byte.

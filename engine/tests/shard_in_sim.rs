@@ -12,32 +12,12 @@ use camus_engine::shard::api::{Answer, Ask, BatchRules, OffsetQuery, Refusal, Ro
 use camus_engine::shard::core::RecoverError;
 use camus_engine::types::{LeaderEpoch, Offset};
 use camus_engine::wal::{NoSpaceWhy, WalError};
-use partition_kit::{Batch, Rec};
-use shard_kit::{Bench, Seed, Shape, Stored, rest_of, seeds};
+use shard_kit::{Bench, NOW, Seed, Shape, Stored, batch, rest_of, rests, seeds};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// The simulator's wall clock begins here.
-const NOW: i64 = 1_800_000_000_000;
-
-/// A batch that no other is like: `tag` is in its records. `producer`: id, epoch, first sequence.
-fn batch(tag: u64, count: usize, value_bytes: usize, producer: (i64, i16, i32)) -> Bytes {
-    let record = |n: usize| {
-        let mut value = tag.to_le_bytes().to_vec();
-        value.resize(value_bytes.max(8), n as u8);
-        Rec { value: Some(value), timestamp: NOW + (tag % 100_000) as i64, ..Rec::default() }
-    };
-    let mut batch = Batch::of((0..count).map(record).collect());
-    batch.producer = producer;
-    batch.bytes()
-}
-
 fn plain(tag: u64, count: usize, value_bytes: usize) -> Bytes {
     batch(tag, count, value_bytes, (-1, -1, -1))
-}
-
-fn rests(stored: &[Stored]) -> Vec<Bytes> {
-    stored.iter().map(|s| s.rest.clone()).collect()
 }
 
 // ------------------------------------------------------------------------------------------------- no faults

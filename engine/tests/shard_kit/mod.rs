@@ -1,6 +1,7 @@
 //! One core's pump in the simulator: asked by a test, killed and started again on what its disk holds.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+use crate::partition_kit::{Batch, Rec};
 use bytes::Bytes;
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::{Crash, SimDisk};
@@ -25,6 +26,25 @@ pub const CORE: CoreId = CoreId(0);
 pub const META: ShardId = ShardId(0);
 /// Longer than anything takes that is going to happen.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The simulator's wall clock begins here.
+pub const NOW: i64 = 1_800_000_000_000;
+
+/// A batch that no other is like: `tag` is in its records. `producer`: id, epoch, first sequence.
+pub fn batch(tag: u64, count: usize, value_bytes: usize, producer: (i64, i16, i32)) -> Bytes {
+    let record = |n: usize| {
+        let mut value = tag.to_le_bytes().to_vec();
+        value.resize(value_bytes.max(8), n as u8);
+        Rec { value: Some(value), timestamp: NOW + (tag % 100_000) as i64, ..Rec::default() }
+    };
+    let mut batch = Batch::of((0..count).map(record).collect());
+    batch.producer = producer;
+    batch.bytes()
+}
+
+pub fn rests(stored: &[Stored]) -> Vec<Bytes> {
+    stored.iter().map(|s| s.rest.clone()).collect()
+}
 
 /// The seeds of a test: `CAMUS_TEST_SEED` alone, if it is set.
 pub fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
