@@ -4,12 +4,13 @@
 //! wrong with it, and the trace's hash, by which a replay is known to be the same.
 //!
 //! Files: `kit.rs` a broker put together as in production, on simulated disks; `wire.rs` Kafka's wire from the client's
-//! side; `ledger.rs` what clients did and saw; `producers.rs` and `readers.rs` the clients, `clients.rs` all of them;
-//! `faults.rs` what goes wrong and when; `scenario.rs` one seed from start to judgement; `judgement.rs` what damage may
-//! do to what clients saw, and what not; `crash_points.rs` a crash at every boundary of a short life; `runner.rs` many
-//! seeds on some threads.
+//! side, `batches.rs` the batches on it; `ledger.rs` what clients did and saw; `producers.rs` and `readers.rs` the
+//! clients, `clients.rs` all of them; `faults.rs` what goes wrong and when; `scenario.rs` one seed from start to
+//! judgement; `judgement.rs` what damage may do to what clients saw, and what not; `crash_points.rs` a crash at every
+//! boundary of a short life; `runner.rs` many seeds on some threads.
 #![allow(clippy::unwrap_used, reason = "a simulation that meets what can not be ends, and its seed is named")]
 
+pub mod batches;
 pub mod clients;
 pub mod crash_points;
 pub mod faults;
