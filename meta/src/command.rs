@@ -98,6 +98,21 @@ pub enum DecodeError {
 }
 
 impl Command {
+    /// Whether it gives space of the log back, or the cluster can not begin without it: such a command is taken where
+    /// there is no room for others (docs/adr/0002).
+    pub fn frees_space(&self) -> bool {
+        match self {
+            Command::Bootstrap { .. } | Command::DeleteTopic { .. } | Command::AlterTopicConfigs { .. } => true,
+            Command::CreateTopic { .. }
+            | Command::CreatePartitions { .. }
+            | Command::TakeProducerIds { .. }
+            | Command::CommitOffsets { .. }
+            | Command::DeleteOffsets { .. }
+            | Command::DeleteGroups { .. }
+            | Command::ExpireOffsets { .. } => false,
+        }
+    }
+
     /// As it is in the log: the format's number, then the fields (postcard).
     pub fn encode(&self) -> Vec<u8> {
         encode(self)

@@ -82,7 +82,7 @@ impl MetaHost {
             return unavailable("the meta shard has no leader yet");
         }
         let bytes: Bytes = command.encode().into();
-        if !core.propose_meta(Some(ticket), bytes) {
+        if !core.propose_meta(Some(ticket), bytes, command.frees_space()) {
             return unavailable("its log has no room");
         }
         None
@@ -138,7 +138,7 @@ impl MetaHost {
     pub fn bootstrap(&mut self, core: &mut Core) {
         if self.leading && !self.bootstrapping && self.state.image().cluster_id.is_empty() {
             let command = Command::Bootstrap { cluster_id: self.cluster_id.clone() };
-            self.bootstrapping = core.propose_meta(None, command.encode().into());
+            self.bootstrapping = core.propose_meta(None, command.encode().into(), command.frees_space());
         }
     }
 

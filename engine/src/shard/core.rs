@@ -346,9 +346,11 @@ impl Core {
     }
 
     /// Puts a command into the meta shard's log. It comes back in [`Out::meta`] when it is committed. False if it can
-    /// not be written now.
-    pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes) -> bool {
-        if self.poisoned || self.wal.room_for_reserved(command.len()) != Room::Yes {
+    /// not be written now. At the limit of the log, or on a full disk, only a command that `frees_space` is taken: what
+    /// is left is for these, and any number of others may come.
+    pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes, frees_space: bool) -> bool {
+        let is_short = !frees_space && self.wal.room_for(command.len()) == Room::NoSpace;
+        if self.poisoned || is_short || self.wal.room_for_reserved(command.len()) != Room::Yes {
             return false;
         }
         let Some(shard) = self.shards.get_mut(&META_SHARD) else { return false };
