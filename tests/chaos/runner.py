@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import faults  # noqa: F401: registers its cases
+import faults  # noqa: F401 registers its cases
 from kit import CASES, SKIPPED
 
 HERE = Path(__file__).resolve().parent
@@ -125,7 +125,7 @@ def all_of_them(options):
             skipped.append((name, f"the 10 minutes were over while it ran ({took:.0f} s)"))
             continue
         verdict = {0: "ok", SKIPPED: "skipped"}.get(status, "FAILED")
-        print(f"{verdict:8}{name:24}{f'row {rows}' if rows else '':16}{took:6.1f} s  {what}", flush=True)
+        print(f"{verdict:8}{name:24}{f'row {rows}' if rows else '':18}{took:6.1f} s  {what}", flush=True)
         if verdict == "ok":
             passed += 1
         elif verdict == "skipped":
@@ -163,7 +163,7 @@ def main():
     options = options.parse_args()
     if options.list:
         for name, (_, rows, what) in commands(False).items():
-            print(f"{name:24}{f'row {rows}' if rows else '':16}{what}")
+            print(f"{name:24}{f'row {rows}' if rows else '':18}{what}")
         return 0
     return all_of_them(options)
 

@@ -339,7 +339,7 @@ class Server:
     def statfs(self, _node, _body):
         total = (self.quota or 1 << 40) // 4096
         free = max(0, total - self.history.live.bytes() // 4096)
-        return fuse.STATFS_OUT.pack(total, free, free, 1 << 20, 1 << 20, 4096, 255, 4096)
+        return fuse.STATFS_OUT.pack(total, free, free, 1 << 20, 1 << 20, 4096, 255, 4096, 0)
 
     def nothing(self, _node, _body):
         return b""
