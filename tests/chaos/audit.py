@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -199,6 +200,7 @@ class Audit:
         self.volume.load(at, **what)
         where = f"boundary {place} of {len(self.boundaries)}{f' with {what}' if subset else ''}"
         known = [one for one in self.load.known if one[0] < until]
+        found = len(self.lost) + len(self.faults)
         self.starts += 1
         self.required += len(known)
         try:
@@ -208,6 +210,15 @@ class Audit:
                 self.look(client, known, until, where)
         except AssertionError as error:
             self.faults.append(f"{where}: {error}")
+        if found == 0 < len(self.lost) + len(self.faults) and not less:
+            self.keep(at, what)
+
+    def keep(self, at, what):
+        """The disk on which the first fault was found, for who looks at it."""
+        self.volume.load(at, **what)
+        with contextlib.suppress(OSError, AssertionError, shutil.Error), self.place() as data:
+            shutil.copytree(data, self.run.folder / "kept")
+            self.run.say(f"the disk of the first fault is kept in {self.run.folder / 'kept'}")
 
     def look(self, client, known, until, where):
         there = self.load.topic in client.on().metadata(None)["topics"]

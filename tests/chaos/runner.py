@@ -8,8 +8,10 @@ status is 0 if none failed and something passed.
 """
 
 import argparse
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,8 +85,9 @@ def commands(short):
     return all_
 
 
-def run(command, seconds, log):
-    """The exit status; None if the time was up. What it leaves behind is ended with it."""
+def run(command, seconds, log, folder):
+    """The exit status; None if the time was up. What it leaves behind in its folder is ended with it."""
+    folder.mkdir()
     with open(log, "wb") as out:
         process = subprocess.Popen(
             [sys.executable, *map(str, command)],
@@ -92,17 +95,28 @@ def run(command, seconds, log):
             stdout=out,
             stderr=out,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": str(folder)},
         )
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             process.wait()
+            clear(folder)
+
+
+def clear(folder):
+    """Nothing stays mounted there, and no loop device is on a file of it."""
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted((m for m in mounts if m.startswith(f"{folder}/")), reverse=True):
+        subprocess.run(["umount", "-l", mount], capture_output=True)
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if backing.read_text().startswith(f"{folder}/"):
+                subprocess.run(["losetup", "-d", f"/dev/{backing.parts[3]}"], capture_output=True)
 
 
 def all_of_them(options):
@@ -119,7 +133,7 @@ def all_of_them(options):
             continue
         log = folder / f"{name}.log"
         seeded = command if name == "volume" else [*command, "--seed", seed]
-        status = run(seeded, min(CASE_SECONDS, left), log)
+        status = run(seeded, min(CASE_SECONDS, left), log, folder / name)
         took, text = time.monotonic() - from_, log.read_text(errors="replace")
         if status is None and left < CASE_SECONDS:
             skipped.append((name, f"the 10 minutes were over while it ran ({took:.0f} s)"))
@@ -128,6 +142,7 @@ def all_of_them(options):
         print(f"{verdict:8}{name:24}{f'row {rows}' if rows else '':18}{took:6.1f} s  {what}", flush=True)
         if verdict == "ok":
             passed += 1
+            shutil.rmtree(folder / name, ignore_errors=True)
         elif verdict == "skipped":
             why = [line for line in text.splitlines() if line.startswith("skipped: ")]
             skipped.append((name, why[-1][9:] if why else "it did not say why"))
