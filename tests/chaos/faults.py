@@ -364,6 +364,7 @@ def sigstop(run):
         until(lambda: min(p.count_acked() for p in producers) > 100, what="the load runs")
         raw = client.connect()
         broker.signal(signal.SIGSTOP)
+        until(lambda: stands_still(broker.pid), 5, "all its threads stand still")
         try:
             with contextlib.suppress(wire.Silent):
                 raw.send(wire.API_VERSIONS, 0, b"")
@@ -378,6 +379,11 @@ def sigstop(run):
         run.say(f"{seconds} s: every client went on {time.monotonic() - woke:.1f} s after it woke")
         assert broker.alive() and broker.get("/livez")[0] == 200
     judged(run, client, topic, producers, follower)
+
+
+def stands_still(pid):
+    stats = [(f"/proc/{pid}/task/{task}/stat") for task in os.listdir(f"/proc/{pid}/task")]
+    return all(open(stat).read().rpartition(")")[2].split()[0] == "T" for stat in stats)  # noqa: SIM115
 
 
 SEIZE, INTERRUPT, DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000

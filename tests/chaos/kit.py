@@ -69,7 +69,7 @@ class Run:
         print(f"{self.name}: {text}", flush=True)
 
     def close(self, keep):
-        for volume in self.volumes:
+        for volume in [v for v in self.volumes if v.process.poll() is None]:
             with contextlib.suppress(AssertionError, OSError, shutil.Error):
                 volume.heal()  # a process that waits for a disk that hangs does not end
                 if keep:

@@ -76,7 +76,7 @@ class Server:
         self.history, self.recorded = History(), None
         self.rules, self.chance = [], random.Random(0)
         self.flush_seconds, self.early = (0.0, 0.0), False
-        self.quota, self.frozen = None, False
+        self.quota, self.frozen, self.dead = None, False, False
         self.later, self.counter = [], itertools.count()  # (when, n, what to do)
         self.held = []  # (unique, what to do if the disk comes back)
         self.counts = {}
@@ -123,6 +123,8 @@ class Server:
             return
         if opcode == fuse.INIT:
             return self.mount.greet(unique, body)
+        if self.dead:
+            return self.answer(unique, error=errno.EIO)
         if self.frozen:
             return self.held.append((unique, None))
         try:
@@ -371,7 +373,7 @@ class Server:
 
     def do_unmount(self):
         mount, self.mount = self.mount, None
-        self.later, self.held, self.frozen = [], [], False
+        self.later, self.held, self.frozen, self.dead = [], [], False, False
         mount.close()
 
     def do_flush_seconds(self, low, high, early=False):
@@ -399,16 +401,14 @@ class Server:
         return {"at": now()}
 
     def do_release(self):
-        """What waits for the frozen disk is told that it failed, so that its process can end."""
-        for unique, _ in self.held:
-            self.answer(unique, error=errno.EIO)
-        self.held = []
+        """What waits for the frozen disk, and what comes still, is told that it failed, so that its process can end."""
+        self.dead = True
         waiting, self.later = self.later, []
         for _, _, job in sorted(waiting):
             job()
-        for unique, _ in self.held:
+        held, self.held = self.held, []
+        for unique, _ in held:
             self.answer(unique, error=errno.EIO)
-        self.held = []
 
     def do_lose(self, at, seed, keep, sector):
         """The disk as it is after the power went at that moment; what was before is no history any more."""
