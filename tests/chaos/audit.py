@@ -195,7 +195,8 @@ class Audit:
                 "begun_by": until,
                 "seed": chance.randrange(1 << 32),
                 "keep": chance.choice([0.1, 0.5, 0.9]),
-                "sector": chance.choice([512, 4096]),
+                # An ext4 does not survive half a superblock, which is two sectors of 512 bytes: that is not the log's.
+                "sector": 4096 if self.options.ext4 else chance.choice([512, 4096]),
             }
         self.volume.load(at, **what)
         where = f"boundary {place} of {len(self.boundaries)}{f' with {what}' if subset else ''}"

@@ -36,21 +36,21 @@ SCRIPTS = {
     "audit": (
         "audit.py",
         ["--boundaries", "200"],
-        ["--boundaries", "40", "--seconds", "3"],
+        ["--boundaries", "100", "--seconds", "5"],
         "6, 8, 11, 12",
         "at every flush, what was acknowledged is on the media",
     ),
     "audit_ext4": (
         "audit.py",
         ["--ext4", "--boundaries", "200"],
-        ["--ext4", "--boundaries", "15", "--seconds", "3"],
+        ["--ext4", "--boundaries", "40", "--seconds", "4"],
         "6, 8, 11, 12",
         "the same through ext4 and the block layer",
     ),
     "kill9": (
         "kill9.py",
         ["--kills", "200"],
-        ["--kills", "30"],
+        ["--kills", "50"],
         "1, 3",
         "SIGKILL at random moments under a mixed load",
     ),
@@ -64,7 +64,7 @@ SCRIPTS = {
     "power": (
         "kill9.py",
         ["--power", "--kills", "100", "--each", "1", "--rate", "200"],
-        ["--power", "--kills", "15", "--each", "1", "--rate", "200"],
+        ["--power", "--kills", "40", "--each", "1", "--rate", "200"],
         "8, 11, 12",
         "the power goes at random moments under a mixed load",
     ),
