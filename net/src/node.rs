@@ -17,7 +17,7 @@ use camus_engine::rt::{ConnId, Driver, Event, ListenerId, Rt, Turn};
 use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
 use camus_engine::shard::core::{Core, Out};
 use camus_engine::stats::{CoreStats, Counters};
-use camus_engine::types::{CoreId, Mono, PartitionId, ShardId};
+use camus_engine::types::{CoreId, Lsn, Mono, PartitionId, ShardId};
 use camus_engine::wal::WalError;
 use camus_meta::groups::{GroupAnswer, GroupAsk};
 use camus_meta::{Command, Decided, Image};
@@ -102,6 +102,9 @@ pub trait Report {
     fn listening(&self);
     /// Whether the WAL can take records; said when it changes.
     fn has_space(&self, has: bool);
+    /// Whether the disk has not ended anything for [`limits::DISK_HANGS_AFTER`] though the WAL waits for it; said when
+    /// it changes.
+    fn disk_hangs(&self, _hangs: bool) {}
     fn stopping(&self);
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error);
     /// The storage lied: the process has to end now. The real one does not return.
@@ -219,6 +222,9 @@ pub struct Node {
     marked: bool,
     report: Box<dyn Report>,
     had_space: bool,
+    /// What of the WAL was durable when that moved last, or when there was nothing to wait for; and when.
+    disk_moved: Option<(Lsn, Mono)>,
+    disk_hung: bool,
     failed: bool,
 }
 
@@ -271,6 +277,8 @@ impl Node {
             marked: false,
             report,
             had_space: true,
+            disk_moved: None,
+            disk_hung: false,
             failed: false,
             broker,
         }
@@ -289,6 +297,24 @@ impl Node {
 
     fn others(&self) -> Vec<CoreId> {
         (0..self.broker.cores).map(|c| CoreId(c as u16)).filter(|c| *c != self.me).collect()
+    }
+
+    /// A disk that hangs fails nothing, so nobody else says so.
+    fn look_at_disk(&mut self, now: Mono) {
+        let durable = self.core.wal().durable();
+        let hangs = match self.disk_moved {
+            Some((before, since)) if before == durable && !self.core.wal().is_quiet() => {
+                now.since(since) > limits::DISK_HANGS_AFTER
+            }
+            _ => {
+                self.disk_moved = Some((durable, now));
+                false
+            }
+        };
+        if hangs != self.disk_hung {
+            self.disk_hung = hangs;
+            self.report.disk_hangs(hangs);
+        }
     }
 
     fn empty_outboxes(&mut self) {
@@ -1224,6 +1250,7 @@ impl Driver for Node {
             self.had_space = has_space;
             self.report.has_space(has_space);
         }
+        self.look_at_disk(rt.now());
         self.spare(rt);
         self.shed(rt);
         self.close_slow(rt);

@@ -399,6 +399,15 @@ impl Report for Said {
         }
     }
 
+    fn disk_hangs(&self, hangs: bool) {
+        self.board.cores[self.core.0 as usize].set_disk_hangs(hangs);
+        if hangs {
+            tracing::warn!(core = self.core.0, "the disk has not ended a write or a flush of the log for seconds");
+        } else {
+            tracing::info!(core = self.core.0, "the disk goes on");
+        }
+    }
+
     fn stopping(&self) {
         self.phase(Phase::Stopping);
     }
