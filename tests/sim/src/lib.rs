@@ -13,6 +13,7 @@
 pub mod batches;
 pub mod clients;
 pub mod crash_points;
+pub mod epochs;
 pub mod faults;
 pub mod judgement;
 pub mod kit;

@@ -37,13 +37,28 @@ pub struct Reader {
     conn: Option<Conn>,
     /// It takes nothing off its connection until then.
     paused_until: Option<Mono>,
+    /// When it last looked at its connection. An answer that it finds has come since.
+    looked: Mono,
+    /// It has not looked at all times since it asked: when its answer came is not known.
+    looked_away: bool,
     /// It is done when it has read all below.
     target: Option<i64>,
 }
 
 impl Reader {
     pub fn new(process: u32, partition: i32) -> Reader {
-        Reader { process, partition, next: 0, astray: false, asked: None, conn: None, paused_until: None, target: None }
+        Reader {
+            process,
+            partition,
+            next: 0,
+            astray: false,
+            asked: None,
+            conn: None,
+            paused_until: None,
+            looked: Mono(0),
+            looked_away: false,
+            target: None,
+        }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
@@ -67,6 +82,7 @@ impl Reader {
                 None => panic!("{} got an answer that it did not ask for", self.name()),
             }
         }
+        self.looked = broker.now();
         if self.asked.is_none() {
             self.ask(&mut conn, broker);
         }
@@ -75,6 +91,7 @@ impl Reader {
 
     fn ask(&mut self, conn: &mut Conn, broker: &mut SimBroker) {
         let invoked = broker.now();
+        self.looked_away = false;
         if self.astray {
             conn.send(broker, LIST_OFFSETS, &list_offsets(self.partition, EARLIEST));
             self.asked = Some(Asked::Earliest { invoked });
@@ -98,6 +115,9 @@ impl Reader {
         }
         let records = records(&found.records.unwrap_or_default(), self.next);
         let from_offset = self.next;
+        if records.is_empty() && !self.looked_away {
+            ledger.was_empty(self.partition, from_offset, self.looked, &self.name());
+        }
         if let Some((last, _)) = records.last() {
             self.next = last + 1;
         }
@@ -132,6 +152,7 @@ impl Reader {
         if let Some(conn) = &self.conn {
             broker.world.set_reading(conn.id, false);
             self.paused_until = Some(until);
+            self.looked_away = true;
         }
     }
 

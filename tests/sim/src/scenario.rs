@@ -33,8 +33,8 @@ pub enum Mode {
     Damage,
 }
 
-/// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`, or
-/// `panic`.
+/// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`,
+/// `missed-wake-up`, `replicas-differ`, or `panic`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub name: String,
@@ -194,6 +194,9 @@ impl Scenario {
         if self.faults.cuts.is_empty() {
             for text in std::mem::take(&mut self.ledger.unexpected) {
                 self.fail("unexpected-answer", text);
+            }
+            for text in std::mem::take(&mut self.ledger.slept) {
+                self.fail("missed-wake-up", text);
             }
         }
         let anomalies = match self.mode {
