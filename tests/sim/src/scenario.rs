@@ -9,6 +9,7 @@ use crate::faults::Faults;
 use crate::judgement;
 use crate::kit::{Shape, SimBroker};
 use crate::ledger::{Ledger, partition};
+use crate::replicas;
 use crate::wire::{Conn, LATEST};
 use camus_engine::io::sim::Crash;
 use camus_engine::rt::rng::Rng;
@@ -31,6 +32,8 @@ pub enum Mode {
     Run,
     /// Disks are damaged as well: nothing wrong is shown.
     Damage,
+    /// Three pumps, which replicate: `replicas.rs`.
+    Replicas,
 }
 
 /// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`,
@@ -69,6 +72,9 @@ struct Scenario {
 
 /// Runs a seed for this long in virtual time, and for as long as it takes to wind up.
 pub fn run(mode: Mode, seed: u64, time: Duration) -> Run {
+    if mode == Mode::Replicas {
+        return replicas::run(seed, time);
+    }
     let mut scenario = Scenario::new(mode, seed);
     scenario.work(time);
     scenario.wind_up();
@@ -126,7 +132,7 @@ impl Scenario {
     /// Steps until nobody is left, for at most the time in which everybody has to get on. Who is left.
     fn until_done(&mut self, not_done: fn(&Clients) -> Vec<String>) -> Vec<String> {
         let ms = match self.mode {
-            Mode::Run => PROGRESS_MS_MAX,
+            Mode::Run | Mode::Replicas => PROGRESS_MS_MAX,
             Mode::Damage => PROGRESS_DAMAGED_MS_MAX,
         };
         let deadline = self.broker.now() + Duration::from_millis(ms);
@@ -148,8 +154,8 @@ impl Scenario {
         let ended = if stuck.is_empty() { self.readers_end() } else { Err(stuck.join(", ")) };
         self.clients.finish(&mut self.broker, &mut self.ledger);
         match (self.mode, self.faults.refused.clone()) {
-            (Mode::Run, Some(why)) => self.fail("start-refused", why),
-            (Mode::Run, None) => {
+            (Mode::Run | Mode::Replicas, Some(why)) => self.fail("start-refused", why),
+            (Mode::Run | Mode::Replicas, None) => {
                 if let Err(why) = ended.and_then(|()| self.read_finally()) {
                     self.fail("no-progress", why);
                 }
@@ -200,7 +206,7 @@ impl Scenario {
             }
         }
         let anomalies = match self.mode {
-            Mode::Run => check(&self.ledger.events),
+            Mode::Run | Mode::Replicas => check(&self.ledger.events),
             Mode::Damage => judgement::after_damage(&self.ledger.events, &self.faults.cuts),
         };
         for anomaly in anomalies {
