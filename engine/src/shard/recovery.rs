@@ -257,7 +257,7 @@ impl ShardScan {
             }
             let last = whole.index;
             #[cfg(feature = "planted")]
-            let last = if is(Bug::ApplyTwice) { Index(last.0 - 1) } else { last };
+            let last = if is(Bug::ApplyTwice) { Index(last.0.saturating_sub(1)) } else { last };
             while self.pending.front().is_some_and(|e| e.head.index <= last) {
                 let entry = self.pending.pop_front().expect("just seen");
                 if entry.head.kind == RecordKind::Batch

@@ -118,34 +118,37 @@ pub mod with_bugs {
         "order",
     ];
 
+    fn seen(modes: &'static [Mode], anomalies: &'static [&'static str]) -> Case {
+        Case { modes, anomalies }
+    }
+
     pub fn case(bug: Bug) -> Case {
-        let case = |modes, anomalies| Case { modes, anomalies };
         match bug {
             Bug::AcknowledgeBeforeFlush
             | Bug::FlushCoversNeighbours
             | Bug::ReuseOffset
             | Bug::IgnoreShortWrite
-            | Bug::RetryFailedFlush => case(
+            | Bug::RetryFailedFlush => seen(
                 &[Mode::Run],
                 &["acknowledged-lost", "read-and-lost", "inconsistent-offsets", "moved", "start-refused"],
             ),
-            Bug::FlushWrongRange | Bug::SkipPreviousCrc => case(&[Mode::Run], &["start-refused", "acknowledged-lost"]),
-            Bug::CountOwnWrite | Bug::VoteAfterLostTail => case(&[Mode::Replicas], LOST),
-            Bug::DamageAsTornTail => case(&[Mode::Damage], LOST),
-            Bug::LeadBeforeOwnTerm => case(
+            Bug::FlushWrongRange | Bug::SkipPreviousCrc => seen(&[Mode::Run], &["start-refused", "acknowledged-lost"]),
+            Bug::CountOwnWrite | Bug::VoteAfterLostTail => seen(&[Mode::Replicas], LOST),
+            Bug::DamageAsTornTail => seen(&[Mode::Damage], LOST),
+            Bug::LeadBeforeOwnTerm => seen(
                 &[Mode::Run, Mode::Replicas],
                 &["panic", "high-watermark-back", "unexpected-answer", "inconsistent-offsets"],
             ),
-            Bug::DropProducersAtSnapshot => case(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
-            Bug::ForgetInFlight => case(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
-            Bug::ServePastHighWatermark => case(&[Mode::Run], &["read-above-high-watermark", "read-and-lost"]),
-            Bug::ApplyTwice => case(&[Mode::Run], &["start-refused"]),
-            Bug::WrongEpochEnd => case(&[Mode::Run, Mode::Replicas], &["epoch-end"]),
-            Bug::LostWakeUp => case(&[Mode::Run], &["missed-wake-up"]),
+            Bug::DropProducersAtSnapshot => seen(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
+            Bug::ForgetInFlight => seen(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
+            Bug::ServePastHighWatermark => seen(&[Mode::Run], &["read-above-high-watermark", "read-and-lost"]),
+            Bug::ApplyTwice => seen(&[Mode::Run], &["start-refused", "panic"]),
+            Bug::WrongEpochEnd => seen(&[Mode::Run, Mode::Replicas], &["epoch-end"]),
+            Bug::LostWakeUp => seen(&[Mode::Run], &["missed-wake-up"]),
             Bug::StaleRecycledBuffer => {
-                case(&[Mode::Run], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
+                seen(&[Mode::Run], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
             }
-            Bug::DropGroupOffsetsAtSnapshot => case(&[Mode::Run], &["committed-offset-back"]),
+            Bug::DropGroupOffsetsAtSnapshot => seen(&[Mode::Run], &["committed-offset-back"]),
         }
     }
 
