@@ -339,9 +339,14 @@ impl Node {
         }
     }
 
-    /// May this connection receive and begin requests?
+    /// May this connection begin a request that it has brought? That takes no memory, and gives some back when it ends.
+    fn may_begin(&self, slot: u32) -> bool {
+        !self.is_congested() && !self.is_held_back(slot)
+    }
+
+    /// May this connection receive?
     fn may_go_on(&mut self, slot: u32) -> bool {
-        if self.is_congested() || self.is_held_back(slot) {
+        if !self.may_begin(slot) {
             return false;
         }
         let is_small = |c: &Client| c.conn.requests_bytes() <= limits::CONN_SMALL_BYTES;
@@ -807,7 +812,7 @@ impl Node {
             Some(client) => client.marked = false,
             None => return,
         }
-        while self.stop_by.is_none() && self.may_go_on(slot) {
+        while self.stop_by.is_none() && self.may_begin(slot) {
             let now = rt.now();
             let Some(client) = self.client(slot) else { return };
             let Some((no, request)) = client.conn.begin(now) else { break };

@@ -240,6 +240,10 @@ impl ShardScan {
 
     /// A snapshot is whole. With all entries before it applied it says nothing new; else it is the state.
     fn snapshot_read(&mut self, shard: ShardId, whole: Assembly, meta: &mut RecoveredMeta) -> Result<(), String> {
+        if self.first.is_none() && whole.index > self.applied {
+            // No entry lies between it and the one before it: those lay in front of both, in a segment that is gone.
+            self.forget_snapshot(meta, shard);
+        }
         if self.is_applying() {
             self.apply_up_to(self.commit.min(whole.index).max(self.applied), meta)?;
             if self.applied < whole.index {
@@ -367,4 +371,84 @@ pub(super) fn proposal(head: RecordHead, at: RecordAt, body: Bytes, appended: Mo
 fn directory(volume: &dyn Volume) -> String {
     let path = volume.path(crate::io::FileId(0));
     path.rsplit_once('/').map_or(path.clone(), |(directory, _)| directory.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::sim::SimDisk;
+
+    const DATA: ShardId = ShardId(1);
+
+    fn at(segment: u32) -> RecordAt {
+        RecordAt { segment: SegmentSeq(segment), at: 64, len: 8 }
+    }
+
+    fn entry(shard: ShardId, kind: RecordKind, index: u64) -> RecordHead {
+        RecordHead { term: Term(1), index: Index(index), commit: Index(index), ..RecordHead::new(kind, shard) }
+    }
+
+    fn part(shard: ShardId, index: u64) -> RecordHead {
+        RecordHead { count: 1, ..entry(shard, RecordKind::Snapshot, index) }
+    }
+
+    fn scanned(records: &[(RecordHead, &[u8], u32)]) -> Result<(RecoveredShard, RecoveredMeta), RecoverError> {
+        let mut scan = Scan::new([META_SHARD, DATA].into_iter(), 4);
+        for (head, body, segment) in records {
+            scan.record(head, body, at(*segment));
+        }
+        let shard = records[0].0.shard;
+        let (mut shards, meta) = scan.finish(&SimDisk::new(1).volume())?;
+        Ok((shards.remove(&shard).expect("it was asked for"), meta))
+    }
+
+    /// A broker that does not start, though nothing is missing. The snapshot at 7 was taken before entry 8 and written
+    /// behind it; when the one at 8 was whole, the segment with entry 8 was given back, and the one at 7 stayed.
+    #[test]
+    fn an_old_snapshot_whose_next_entries_are_gone_gives_way_to_the_newer_one() {
+        let records = [(part(META_SHARD, 7), &b"old"[..], 3), (part(META_SHARD, 8), b"new", 4)];
+        let (shard, meta) = scanned(&records).expect("nothing is missing");
+        assert_eq!(meta.snapshot, Some((Index(8), b"new".to_vec())));
+        assert_eq!((shard.applied, shard.log.last), (Index(8), Index(8)));
+        assert_eq!(shard.state_from, Some(SegmentSeq(4)));
+        let data = [(part(DATA, 7), &b""[..], 3), (part(DATA, 9), b"", 4)];
+        assert_eq!(scanned(&data).expect("nothing is missing").0.log.snapshot, Some((Index(9), Term(1))));
+    }
+
+    /// Its sibling: several such in a row, and entries behind the last one.
+    #[test]
+    fn what_follows_the_newest_of_several_snapshots_is_applied() {
+        let records = [
+            (part(META_SHARD, 7), &b"7"[..], 3),
+            (part(META_SHARD, 8), b"8", 3),
+            (part(META_SHARD, 11), b"11", 4),
+            (entry(META_SHARD, RecordKind::Meta, 12), b"12", 4),
+        ];
+        let (shard, meta) = scanned(&records).expect("nothing is missing");
+        assert_eq!(meta.snapshot, Some((Index(11), b"11".to_vec())));
+        assert_eq!(meta.commands, [(Index(12), Bytes::from_static(b"12"))]);
+        assert_eq!((shard.applied, shard.log.last), (Index(12), Index(12)));
+    }
+
+    /// A log that lost entries in its middle would be taken for a whole one.
+    #[test]
+    fn a_snapshot_of_entries_that_are_not_in_a_log_that_has_its_front_is_refused() {
+        let records = [(entry(META_SHARD, RecordKind::Meta, 1), &b"1"[..], 1), (part(META_SHARD, 3), b"3", 1)];
+        let refused = scanned(&records).err().expect("entries 2 and 3 are missing");
+        assert!(refused.to_string().contains("a snapshot at 3 of which only 1 is in the log"), "{refused}");
+    }
+
+    /// The same snapshot twice, as a start after a start writes it, says nothing new.
+    #[test]
+    fn a_snapshot_of_what_is_applied_changes_nothing() {
+        let records = [
+            (part(META_SHARD, 7), &b"7"[..], 3),
+            (entry(META_SHARD, RecordKind::Meta, 8), b"8", 3),
+            (part(META_SHARD, 8), b"not read", 4),
+        ];
+        let (shard, meta) = scanned(&records).expect("nothing is missing");
+        assert_eq!(meta.snapshot, Some((Index(7), b"7".to_vec())));
+        assert_eq!(meta.commands, [(Index(8), Bytes::from_static(b"8"))]);
+        assert_eq!(shard.state_from, Some(SegmentSeq(4)));
+    }
 }

@@ -71,6 +71,7 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
         let mut config = rt::CoreConfig::new(core, plan.cores[n].dir.clone(), running.bells[n].clone());
         config.pin = plan.cores[n].cpu;
         config.conns_max = connections_max;
+        config.durable = plan.settings.sync_method;
         config.regions = Some(pool.regions());
         config.stats = Arc::clone(&board.cores[n].stats);
         let make = Make {

@@ -6,6 +6,7 @@
 use crate::doctor::reader::Reader;
 use crate::errors::{self, UserError};
 use crate::memory::{self, Budgets};
+use camus_engine::io::DurableMethod;
 use camus_engine::limits;
 use camus_meta::groups::GroupSettings;
 use camus_meta::limits as group_limits;
@@ -149,6 +150,10 @@ settings! {
     "camus.wal.disk.limit", Kind::Bytes { min: 256 << 20, max: 1 << 50 }, "8GiB", "bytes", Effect::Works,
         "What the write-ahead logs of this broker may take on the disk, shared out evenly over its cores; at least 4 \
          segments for each. At the limit produce is refused with a retriable error.";
+    "camus.wal.sync.method", Kind::Choice(&["auto", "dsync", "fsync", "adaptive"]), "auto", "", Effect::Works,
+        "How io_uring makes a write of the log durable; all of them do. dsync: one write that the kernel makes \
+         durable. fsync: a write and a flush linked to it. adaptive: dsync for a write alone on a core that rests, \
+         else fsync. auto: dsync where the device has no volatile cache or takes single writes past it, else adaptive.";
     "camus.io", Kind::Choice(&["auto", "uring", "blocking"]), "auto", "", Effect::Works,
         "How the kernel is asked. auto: io_uring, or blocking calls where it is forbidden, saying so. uring: nothing \
          else will do. Flag --io.";
@@ -279,6 +284,25 @@ pub enum IoAsked {
     Glommio,
 }
 
+/// What `camus.wal.sync.method` says; `None`: what the device asks for. Blocking calls have one way only.
+fn sync_method(method: &Given, io: IoAsked, io_place: &str) -> Result<Option<DurableMethod>, UserError> {
+    let asked = match method.value.as_str() {
+        "dsync" => DurableMethod::Dsync,
+        "fsync" => DurableMethod::LinkedFsync,
+        "adaptive" => DurableMethod::Adaptive,
+        _ => return Ok(None),
+    };
+    if io == IoAsked::Blocking {
+        return Err(errors::contradiction(
+            &format!("camus.wal.sync.method = {} does not go with blocking calls", method.value),
+            &format!("{}, {io_place}", method.place),
+            "a thread writes and then calls fdatasync: there is nothing to choose",
+            "camus settings camus.wal.sync.method",
+        ));
+    }
+    Ok(Some(asked))
+}
+
 /// What `camus.io` and `camus.shell` say together.
 fn io_asked(io: &Given, shell: &Given) -> Result<IoAsked, UserError> {
     match (shell.value.as_str(), io.value.as_str()) {
@@ -329,6 +353,8 @@ pub struct Settings {
     pub wal_segment_bytes: u64,
     pub wal_disk_limit_bytes: u64,
     pub io: IoAsked,
+    /// How a write of the log is made durable; `None`: what a probe of the device finds.
+    pub sync_method: Option<DurableMethod>,
     pub shutdown_timeout_ms: u64,
     pub log: String,
     /// Settings that somebody set and from which nothing follows yet: name, why.
@@ -396,6 +422,7 @@ impl Settings {
         let small = |name: &str| u32::try_from(bytes(name)).expect("its range fits");
         let list = |name: &str| parse_listeners(&given[name].value).expect("it was checked");
         let listeners = list("listeners");
+        let io = io_asked(&given["camus.io"], &given["camus.shell"])?;
         let advertised =
             if given["advertised.listeners"].value.is_empty() { Vec::new() } else { list("advertised.listeners") };
         let settings = Settings {
@@ -427,7 +454,8 @@ impl Settings {
             cores: parse_cores(&text("camus.cores")).expect("it was checked"),
             wal_segment_bytes: bytes("camus.wal.segment.bytes").next_multiple_of(limits::BLOCK_BYTES as u64),
             wal_disk_limit_bytes: bytes("camus.wal.disk.limit"),
-            io: io_asked(&given["camus.io"], &given["camus.shell"])?,
+            io,
+            sync_method: sync_method(&given["camus.wal.sync.method"], io, &given["camus.io"].place)?,
             shutdown_timeout_ms: int("camus.shutdown.timeout.ms") as u64,
             log: text("camus.log"),
             without_effect: SETTINGS
@@ -883,6 +911,23 @@ mod tests {
         }
     }
 
+    /// If this fails, writes are made durable in another way than the one that was asked for, and a comparison of the
+    /// ways is one of a way with itself.
+    #[test]
+    fn the_way_to_a_durable_write_is_the_one_that_is_named() {
+        let method = |pairs: &[(&str, &str)]| from_flags(pairs).map(|settings| settings.sync_method);
+        assert_eq!(method(&[]), Ok(None), "the device decides");
+        for (name, named) in [
+            ("dsync", DurableMethod::Dsync),
+            ("fsync", DurableMethod::LinkedFsync),
+            ("adaptive", DurableMethod::Adaptive),
+        ] {
+            assert_eq!(method(&[("camus.wal.sync.method", name)]), Ok(Some(named)));
+            let refused = method(&[("camus.wal.sync.method", name), ("camus.shell", "poll")]);
+            assert_eq!(refused.expect_err("blocking calls have one way").code, "CAM-0004");
+        }
+    }
+
     #[test]
     fn names_and_environment_names_are_unique() {
         let names: std::collections::BTreeSet<_> = SETTINGS.iter().map(|s| s.name).collect();
@@ -909,6 +954,7 @@ mod tests {
             unwilling(from_env(&[("CAMUS_MEMORY", "12 elephants")])),
             unwilling(from_flags(&[("camus.io", "magic")])),
             unwilling(from_flags(&[("camus.shell", "poll"), ("camus.io", "uring")])),
+            unwilling(from_flags(&[("camus.wal.sync.method", "dsync"), ("camus.io", "blocking")])),
             unwilling(from_flags(&[("camus.cores", "0")])),
             unwilling(from_flags(&[("camus.cores", "1,1")])),
             unwilling(from_flags(&[("listeners", "SSL://0.0.0.0:9093")])),
