@@ -12,9 +12,7 @@ use camus_engine::io::sim::Crash;
 use camus_engine::rt::rng::Rng;
 use camus_engine::shard::api::{Answer, Ask, BatchRules, OffsetQuery, Produced, Refusal, Route};
 use camus_engine::types::{LeaderEpoch, Mono, Offset, ShardId, Term};
-use camus_history::history::{
-    EpochEnd, EpochStart, Final, Outcome, Produce, ProduceOutcome, Read, Trim,
-};
+use camus_history::history::{EpochEnd, EpochStart, Final, Outcome, Produce, ProduceOutcome, Read, Trim};
 use camus_history::{Op, check};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -235,7 +233,8 @@ impl Writer {
     fn send_new(&mut self, link: Link, cluster: &mut Cluster, ledger: &mut Ledger) {
         let values = ledger.new_values(1 + pick(cluster, 3));
         let padding = if chance(cluster, 5) { 20_000 } else { pick(cluster, 600) };
-        let producer = if self.idempotent { (100 + i64::from(self.process), 0, self.next_sequence) } else { (-1, -1, -1) };
+        let producer =
+            if self.idempotent { (100 + i64::from(self.process), 0, self.next_sequence) } else { (-1, -1, -1) };
         let bytes = batch(&values, padding, producer);
         let (invoked, first_number) = (cluster.world.now(), self.next_number);
         self.next_number += values.len() as u64;
@@ -317,7 +316,9 @@ impl Reader {
                 }
             }
         }
-        let Some(link) = link(cluster, to(self.number).shard, self.term).filter(|_| self.asked.is_none()) else { return };
+        let Some(link) = link(cluster, to(self.number).shard, self.term).filter(|_| self.asked.is_none()) else {
+            return;
+        };
         let is_new = link.term > self.term;
         self.term = link.term;
         if is_new && !ledger.calm && chance(cluster, 20) {

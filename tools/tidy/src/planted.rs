@@ -47,7 +47,8 @@ fn manifest(file: &File) -> Vec<Finding> {
         }
         let is_made = section == "[features]" && line.split('=').next().is_some_and(|key| key.trim() == FEATURE);
         if !(may && is_made) {
-            found.push(file.finding(number, "planted bugs are turned on by the simulator's feature of that name alone"));
+            found
+                .push(file.finding(number, "planted bugs are turned on by the simulator's feature of that name alone"));
         }
     }
     found
@@ -150,8 +151,11 @@ mod tests {
         one(planted_bugs_are_where_the_list_says(&house), 3);
         let both = house.with("net/src/b.rs", "// Bug::C\n#[cfg(feature = \"planted\")]\nif is(Bug::B) {}\n");
         assert_eq!(planted_bugs_are_where_the_list_says(&both), []);
-        let stray = both.with("meta/src/c.rs", "#[cfg(feature = \"planted\")]\nuse x::is;\n\
-            #[cfg(feature = \"planted\")]\nlet x = 2;\n");
+        let stray = both.with(
+            "meta/src/c.rs",
+            "#[cfg(feature = \"planted\")]\nuse x::is;\n\
+            #[cfg(feature = \"planted\")]\nlet x = 2;\n",
+        );
         one(planted_bugs_are_where_the_list_says(&stray), 3);
     }
 }
