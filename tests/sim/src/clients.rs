@@ -11,11 +11,16 @@ use crate::wire::Conn;
 const IDEMPOTENTS: std::ops::Range<u32> = 0..4;
 const PLAINS: std::ops::Range<u32> = 4..6;
 const READERS: u32 = 10;
-const COMMITTERS: std::ops::Range<u32> = 30..32;
+const COMMITTERS: std::ops::Range<u32> = 30..33;
 const EPOCH_READERS: std::ops::Range<u32> = 20..22;
 const TRIMMER: u32 = 40;
 /// Whoever looks in the end.
 pub const AUDITOR: u32 = 50;
+
+/// The last of those that commit does so seldom: what it committed is old.
+fn commits_percent(process: u32) -> u64 {
+    if process + 1 == COMMITTERS.end { 3 } else { 70 }
+}
 
 pub struct Clients {
     idempotents: Vec<Idempotent>,
@@ -35,7 +40,9 @@ impl Clients {
             plains: PLAINS.map(|process| Plain::new(process, of(process))).collect(),
             readers: (0..2 * partitions).map(|n| Reader::new(READERS + n as u32, n % partitions)).collect(),
             epoch_readers: EPOCH_READERS.map(|process| EpochReader::new(process, of(process))).collect(),
-            committers: COMMITTERS.map(|process| Committer::new(process, of(process))).collect(),
+            committers: COMMITTERS
+                .map(|process| Committer::new(process, of(process), commits_percent(process)))
+                .collect(),
             trimmer: Trimmer::new(TRIMMER, tight),
         }
     }

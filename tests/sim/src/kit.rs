@@ -198,6 +198,15 @@ impl SimBroker {
         self.said.borrow().no_space
     }
 
+    /// How it stands, for a report.
+    pub fn stand(&self) -> String {
+        let (said, shape) = (self.said.borrow(), self.shape);
+        let listening = said.listening;
+        let running = if self.is_running() { "runs" } else { "is down" };
+        let space = if said.no_space { ", and has no space" } else { "" };
+        format!("the broker {running}, {listening} cores listen{space}; {shape:?}")
+    }
+
     pub fn now(&self) -> Mono {
         self.world.now()
     }

@@ -28,6 +28,8 @@ pub struct Ledger {
     pub read_to: Vec<i64>,
     /// No more faults, and nothing new but what shows that everybody gets on.
     pub calm: bool,
+    /// Nothing new for now: what was sent is answered, and readers wait for more.
+    pub quiet: bool,
     last_value: u64,
 }
 

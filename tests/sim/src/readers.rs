@@ -195,6 +195,8 @@ pub struct Committer {
     process: u32,
     group: String,
     partition: i32,
+    /// How often it commits, and does not ask what it committed.
+    commits_percent: u64,
     next: i64,
     asked: Option<AskedOfGroup>,
     conn: Option<Conn>,
@@ -203,9 +205,9 @@ pub struct Committer {
 }
 
 impl Committer {
-    pub fn new(process: u32, partition: i32) -> Committer {
-        let group = format!("group-{process}");
-        Committer { process, group, partition, next: 0, asked: None, conn: None, proven: (false, false) }
+    pub fn new(process: u32, partition: i32, commits_percent: u64) -> Committer {
+        let (group, proven) = (format!("group-{process}"), (false, false));
+        Committer { process, group, partition, commits_percent, next: 0, asked: None, conn: None, proven }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
@@ -224,7 +226,7 @@ impl Committer {
         }
         if self.asked.is_none() && !self.is_done() && broker.chance(20) {
             let invoked = broker.now();
-            let commits = if ledger.calm { !self.proven.0 } else { broker.chance(70) };
+            let commits = if ledger.calm { !self.proven.0 } else { broker.chance(self.commits_percent) };
             if commits {
                 self.next += 1 + broker.pick(10) as i64;
                 conn.send(broker, OFFSET_COMMIT, &commit_offset(&self.group, self.partition, self.next));

@@ -516,7 +516,8 @@ impl Replicas {
         let mut rng = Rng::new(seed ^ SALT);
         let shape = Shape {
             segment_bytes: (64 * 1024) << rng.between(0, 2),
-            segments_max: rng.between(200, 400) as usize,
+            // One whose log is at its limit goes on only when others delete something (docs/adr/0005, "Not done").
+            segments_max: 4096,
             // With little in memory much of what is sent again comes from the disk.
             cache_bytes: if rng.chance(50) { 32 * 1024 } else { 4 * 1024 * 1024 },
             ..Shape::default()
@@ -680,8 +681,25 @@ impl Replicas {
         }
         self.compare();
         if let Err(why) = ended {
-            self.fail("no-progress", why);
+            let stand = self.stand();
+            self.fail("no-progress", format!("{why}; {stand}"));
         }
+    }
+
+    /// How each broker stands.
+    fn stand(&mut self) -> String {
+        let mut all = Vec::new();
+        for who in 0..BROKERS {
+            if !self.cluster.is_running(who) {
+                all.push(format!("broker {who} is down"));
+                continue;
+            }
+            let core = self.cluster.core(who);
+            let leaders = [0, 1, 2].map(|shard| core.leader_of(ShardId(shard)));
+            let space = (core.no_space_why(), core.no_space_for_elections_why());
+            all.push(format!("broker {who} follows {leaders:?}, and has no space because of {space:?}"));
+        }
+        all.join(", ")
     }
 
     fn get_done(&mut self) -> Result<(), String> {

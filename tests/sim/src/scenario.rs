@@ -100,14 +100,24 @@ impl Scenario {
         }
     }
 
-    /// Bursts of work, and pauses in which only the broker does something.
+    /// Bursts of work, some of them short and with silence behind them, and pauses in which only the broker does
+    /// something.
     fn work(&mut self, time: Duration) {
         let end = self.broker.now() + time;
         while self.broker.now() < end && self.faults.refused.is_none() {
-            if self.broker.chance(70) {
+            if self.broker.chance(60) {
                 for _ in 0..20 + self.broker.pick(60) {
                     self.step(400);
                 }
+            } else if self.broker.chance(40) {
+                for _ in 0..1 + self.broker.pick(10) {
+                    self.step(400);
+                }
+                self.ledger.quiet = true;
+                for _ in 0..60 + self.broker.pick(100) {
+                    self.step(5_000);
+                }
+                self.ledger.quiet = false;
             } else {
                 let us = self.broker.pick(120_000) as u64;
                 for _ in 0..10 {
@@ -157,7 +167,10 @@ impl Scenario {
             (Mode::Run | Mode::Replicas, Some(why)) => self.fail("start-refused", why),
             (Mode::Run | Mode::Replicas, None) => {
                 if let Err(why) = ended.and_then(|()| self.read_finally()) {
-                    self.fail("no-progress", why);
+                    let broker = self.broker.stand();
+                    self.fail("no-progress", format!("{why}; {broker}"));
+                    // What is there may say why.
+                    self.unread = self.read_what_is_left();
                 }
             }
             (Mode::Damage, Some(_)) => {}
