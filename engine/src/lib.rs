@@ -7,6 +7,8 @@ pub mod crc;
 pub mod io;
 pub mod limits;
 pub mod partition;
+#[cfg(feature = "planted")]
+pub mod planted;
 pub mod replica;
 pub mod rt;
 pub mod shard;

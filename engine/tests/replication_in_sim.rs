@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod partition_kit;
-mod replica_kit;
 mod shard_kit;
 
 use bytes::Bytes;
@@ -11,10 +10,21 @@ use camus_engine::io::sim::Crash;
 use camus_engine::limits;
 use camus_engine::shard::api::{Answer, Ask, Refusal, Route};
 use camus_engine::types::Offset;
-use replica_kit::{BROKERS, Cluster, Committed, META, Shape, route};
+use camus_sim::pumps::{BROKERS, Cluster, Committed, META, Shape, route};
 use shard_kit::{PATIENCE, Seed, Stored, batch, rest_of, rests, seeds};
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+trait Contents {
+    /// Everything committed, leader or not.
+    fn contents(&mut self, who: usize, of: Route) -> Vec<Stored>;
+}
+
+impl Contents for Cluster {
+    fn contents(&mut self, who: usize, of: Route) -> Vec<Stored> {
+        self.bodies(who, of).into_iter().map(Stored::of).collect()
+    }
+}
 
 /// One record, from a producer that sends one batch after the other.
 fn nth(n: u64, value_bytes: usize) -> Bytes {

@@ -11,6 +11,8 @@ use crate::configs;
 use crate::image::{Image, Topic};
 use crate::offsets::{Offsets, OffsetsSnapshot};
 use camus_engine::limits;
+#[cfg(feature = "planted")]
+use camus_engine::planted::{Bug, is};
 use camus_engine::types::{Index, ShardId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -275,7 +277,10 @@ impl State {
             topics: topics.collect(),
         });
         // a part of its own, which snapshots of the first version do not have
-        bytes.extend(encode(&self.offsets.snapshot()));
+        let offsets = self.offsets.snapshot();
+        #[cfg(feature = "planted")]
+        let offsets = if is(Bug::DropGroupOffsetsAtSnapshot) { Vec::new() } else { offsets };
+        bytes.extend(encode(&offsets));
         bytes
     }
 

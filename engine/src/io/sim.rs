@@ -110,8 +110,8 @@ impl SimDisk {
         self.0.borrow_mut().capacity_bytes = bytes;
     }
 
-    /// The next `n` writes fail with EIO, on their way to the cache or in their flush; any of their sectors may be on
-    /// the media all the same.
+    /// The next `n` writes fail, on their way to the cache (half of these are short) or in their flush, with EIO; any of
+    /// their sectors may be on the media all the same.
     pub fn fail_writes(&self, n: u32) {
         self.0.borrow_mut().faults.writes = n;
     }
@@ -345,6 +345,9 @@ impl State {
                 true => Fate::Durable,
                 false => Fate::Lost,
             });
+            if self.rng.chance(50) {
+                return Err(super::files::short("write", file, at, buf.bytes.len() / 2, buf.bytes.len()));
+            }
             return Err(simulated("write", file, at));
         }
         if take_one(&mut self.faults.lost) {

@@ -20,6 +20,8 @@ pub mod time;
 
 pub use codec::SnapshotError;
 
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::shard::api::{EpochEnd, Refusal};
 use crate::types::{EntryId, Index, LeaderEpoch, Offset, PartitionId, SegmentSeq, WallMs};
 use crate::wal::record::{RecordAt, RecordHead, RecordKind};
@@ -236,7 +238,10 @@ impl Partition {
         if self.missing().is_some_and(|(_, behind)| offset < behind) {
             return Err(Refusal::Storage);
         }
-        Ok(self.log.from(offset).map(|entry| self.batch_ref(entry)))
+        let visible = self.log.from(offset);
+        #[cfg(feature = "planted")]
+        let visible = visible.chain(self.pending.iter().filter(|_| is(Bug::ServePastHighWatermark)).map(|p| &p.batch));
+        Ok(visible.map(|entry| self.batch_ref(entry)))
     }
 
     /// The first batch, in log order, that has a timestamp at or above `t`. The record is in it, unless the batch
@@ -310,6 +315,10 @@ impl Partition {
         out.i64(self.log.start().0);
         out.i64(self.log.end().0);
         self.epochs.snapshot(&mut out);
+        #[cfg(feature = "planted")]
+        if is(Bug::DropProducersAtSnapshot) {
+            return Producers::default().snapshot(&mut out);
+        }
         self.producers.snapshot(&mut out);
     }
 

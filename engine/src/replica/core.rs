@@ -3,6 +3,8 @@
 use super::log::{Descriptor, ENTRY_BYTES, Entry, HardState, LogView, RecoveredLog};
 use super::message::{Message, MessageKind};
 use crate::limits;
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::types::{EntryId, Index, ShardId, Term};
 use crate::wal::record::RecordKind;
 use raft::{RawNode, StateRole, eraftpb};
@@ -369,6 +371,13 @@ impl Replica {
             let waiting = ready.take_persisted_messages();
             self.raw.advance_append_async(ready);
 
+            #[cfg(feature = "planted")]
+            let waiting = if is(Bug::VoteAfterLostTail) {
+                self.send(waiting, out);
+                Vec::new()
+            } else {
+                waiting
+            };
             if logged {
                 out.number = number;
                 self.number_given = number;
@@ -396,7 +405,10 @@ impl Replica {
             self.serving = None;
             out.lost_leadership = true;
         }
-        if self.serving.is_none() && self.leads(self.term()) && self.term_of(commit) == Some(self.term()) {
+        let is_caught_up = self.term_of(commit) == Some(self.term());
+        #[cfg(feature = "planted")]
+        let is_caught_up = is_caught_up || is(Bug::LeadBeforeOwnTerm);
+        if self.serving.is_none() && self.leads(self.term()) && is_caught_up {
             self.serving = Some(self.term());
             out.became_leader = self.serving;
         }

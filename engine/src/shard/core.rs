@@ -12,6 +12,8 @@ use crate::io::buf::ChunkPool;
 use crate::io::{DiskDone, DiskOp, OpId, Volume};
 use crate::limits;
 use crate::partition::{BatchRef, Partition, Verdict, batch, records};
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::replica::{HardState, ReadyOut, Replica};
 use crate::rt::rng::Rng;
 use crate::stats::{CoreStats, Counters};
@@ -644,8 +646,13 @@ impl Core {
                 assert!(shard.proposals.contains_key(&entry.id.index), "{:?} was never appended", entry.id);
             }
         }
+        let due = shard.last_lsn;
+        #[cfg(feature = "planted")]
+        let leads_others = self.config.voters.len() > 1 && shard.replica.leader() == Some(self.config.raft_id);
+        #[cfg(feature = "planted")]
+        let due = if is(Bug::CountOwnWrite) && leads_others { self.wal.durable() } else { due };
         if ready.number != 0 {
-            self.unpersisted.push_back((shard.last_lsn, id, ready.number));
+            self.unpersisted.push_back((due, id, ready.number));
         }
     }
 
@@ -696,7 +703,14 @@ impl Core {
                     if batch.proposed {
                         partition.committed(index);
                     } else {
-                        partition.recovered(&batch.head, batch.at);
+                        let head = batch.head;
+                        #[cfg(feature = "planted")]
+                        let head = if is(Bug::ForgetInFlight) {
+                            RecordHead { producer: crate::types::ProducerId::NONE, ..head }
+                        } else {
+                            head
+                        };
+                        partition.recovered(&head, batch.at);
                     }
                     self.stats.stages.commit.record_ns(now.0.saturating_sub(batch.appended.0));
                     let produced = Produced {

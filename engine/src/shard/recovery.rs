@@ -9,6 +9,8 @@ use super::peers::Tail;
 use super::snapshot::{self, Places};
 use crate::io::Volume;
 use crate::partition::Partition;
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::replica::{HardState, RecoveredLog};
 use crate::types::{Index, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, Term};
 use crate::wal::{RecordAt, RecordHead, RecordKind};
@@ -117,6 +119,10 @@ impl Scan {
                 let first = scan.first.unwrap_or_default();
                 self.fault = Some(format!("shard {id} begins at entry {first} and there is no snapshot before it"));
             }
+            #[cfg(feature = "planted")]
+            if is(Bug::ReuseOffset) {
+                scan.forget_uncommitted();
+            }
             let pending = scan.pending.into_iter();
             let proposals = pending.map(|e| (e.head.index, proposal(e.head, e.at, e.body, Mono(0)))).collect();
             let log = RecoveredLog {
@@ -148,6 +154,14 @@ impl Scan {
 }
 
 impl ShardScan {
+    /// What no record says is committed was never acknowledged: it is as if it had not been written.
+    #[cfg(feature = "planted")]
+    fn forget_uncommitted(&mut self) {
+        self.pending.clear();
+        self.last = self.last.min(self.applied);
+        self.terms.retain(|(from, _)| *from <= self.last);
+    }
+
     fn hard_state(&mut self, head: &RecordHead, body: &[u8], at: RecordAt) -> Result<(), String> {
         let vote = body.try_into().map(u64::from_le_bytes).map_err(|_| "a hard state without a vote".to_owned())?;
         if let Some(before) = self.hard_state
@@ -245,7 +259,10 @@ impl ShardScan {
             } else {
                 self.partitions = snapshot::decode(&whole.state).ok_or("a snapshot that can not be read")?;
             }
-            while self.pending.front().is_some_and(|e| e.head.index <= whole.index) {
+            let last = whole.index;
+            #[cfg(feature = "planted")]
+            let last = if is(Bug::ApplyTwice) { Index(last.0.saturating_sub(1)) } else { last };
+            while self.pending.front().is_some_and(|e| e.head.index <= last) {
                 let entry = self.pending.pop_front().expect("just seen");
                 if entry.head.kind == RecordKind::Batch
                     && let Some(partition) = self.partitions.get_mut(&entry.head.partition)

@@ -2,6 +2,8 @@
 
 use super::format::{DiskHead, RECORD_HEAD_BYTES};
 use super::record::RecordAt;
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::types::SegmentSeq;
 use bytes::Bytes;
 use std::cell::Cell;
@@ -91,7 +93,10 @@ impl TailCache {
 
 impl Cached {
     fn holds(&self, segment: SegmentSeq, at: u32) -> bool {
-        self.segment == segment && at.checked_sub(self.at).is_some_and(|from| (from as usize) < self.bytes.len())
+        let is_of = self.segment == segment;
+        #[cfg(feature = "planted")]
+        let is_of = is_of || is(Bug::StaleRecycledBuffer);
+        is_of && at.checked_sub(self.at).is_some_and(|from| (from as usize) < self.bytes.len())
     }
 }
 

@@ -18,6 +18,8 @@ use super::format::{
 };
 use crate::io::{FileId, Volume};
 use crate::limits::BLOCK_BYTES;
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::types::{CoreId, Lsn, SegmentSeq};
 use rkyv::util::AlignedVec;
 
@@ -422,6 +424,13 @@ impl Walk<'_> {
         let later = self.later(segments, Some(stop.at))?;
         self.durable = self.durable.max(later.durable);
         let (segment_next, segment_has) = (segment.header.sequence + 1, segments.get(1).map(|s| s.header.sequence));
+        #[cfg(feature = "planted")]
+        let stop = if is(Bug::DamageAsTornTail) {
+            self.durable = self.durable.min(Lsn(next.0 - 1));
+            Stop { flip: None, ..stop }
+        } else {
+            stop
+        };
         let nothing_there =
             matches!(stop.fault, GroupFault::NoHeader | GroupFault::Incarnation | GroupFault::EndOfFile)
                 && stop.flip.is_none();

@@ -21,6 +21,8 @@ use crate::limits::{
     BLOCK_BYTES, WAL_CHUNK_BYTES, WAL_GROUP_BYTES_MAX, WAL_GROUPS_IN_FLIGHT_MAX, WAL_MARK_IDLE_MS,
     WAL_PREPARE_RETRY_MS, WAL_RECORD_BYTES_MAX, WAL_SEGMENTS_OVER_LIMIT_MAX, WAL_SPARE_SEGMENTS_MAX,
 };
+#[cfg(feature = "planted")]
+use crate::planted::{Bug, is};
 use crate::types::{CoreId, Lsn, Mono, SegmentSeq};
 use bytes::Bytes;
 use crc32c::crc32c;
@@ -359,6 +361,10 @@ impl Wal {
             asked_bytes: Cell::new(0),
             poisoned: false,
         };
+        #[cfg(feature = "planted")]
+        if is(Bug::SkipPreviousCrc) {
+            wal.chain = 0;
+        }
         let mut unknown = Vec::new();
         for (file, bytes, role) in &scan.files {
             wal.next_file = wal.next_file.max(file.0 + 1);
@@ -769,7 +775,17 @@ impl Wal {
         if room >= BLOCK_BYTES && self.rest.as_ref().is_none_or(|rest| rest.room() < room) {
             self.rest = Some(group.chunk);
         }
+        #[cfg(feature = "planted")]
+        let buf = if is(Bug::FlushWrongRange) && group.bytes > BLOCK_BYTES {
+            BlockBuf { bytes: buf.bytes.slice(..group.bytes / BLOCK_BYTES * BLOCK_BYTES), ..buf }
+        } else {
+            buf
+        };
         self.begin(Doing::Group(group.lsn), DiskOp::Write { file, at: group.at.into(), buf }, out);
+        #[cfg(feature = "planted")]
+        if is(Bug::AcknowledgeBeforeFlush) {
+            out.push(WalOut::Durable(group.lsn));
+        }
     }
 
     /// The end of an operation. What follows from it is submitted at the end of the turn.
@@ -821,6 +837,12 @@ impl Wal {
                 self.removing = false;
                 self.dead_files += 1;
             }
+            #[cfg(feature = "planted")]
+            (Doing::Group(lsn), Err(error)) if is(Bug::IgnoreShortWrite) && error.errno.is_none() => {
+                self.written(now, lsn, out);
+            }
+            #[cfg(feature = "planted")]
+            (Doing::Group(lsn), Err(_)) if is(Bug::RetryFailedFlush) => self.flush_again(lsn, out),
             (Doing::Group(_) | Doing::Header(_) | Doing::Prepare(_) | Doing::Void(_), Err(error)) => {
                 self.poison(error, out);
             }
@@ -828,7 +850,24 @@ impl Wal {
         }
     }
 
+    /// A write of the group's first block, whose flush covers the file and so the rest of the group.
+    #[cfg(feature = "planted")]
+    fn flush_again(&mut self, lsn: Lsn, out: &mut Vec<WalOut>) {
+        let flight = self.flights.iter().find(|flight| flight.lsn == lsn).expect("it is in flight until it ends");
+        let (segment, at) = (flight.segment, u64::from(flight.at));
+        let buf = BlockBuf { bytes: flight.buf.slice(..BLOCK_BYTES), registered: None };
+        let file = self.file_of(segment).expect("a segment with a group in flight is live");
+        self.begin(Doing::Group(lsn), DiskOp::Write { file, at, buf }, out);
+    }
+
     fn written(&mut self, now: Mono, lsn: Lsn, out: &mut Vec<WalOut>) {
+        #[cfg(feature = "planted")]
+        if is(Bug::FlushCoversNeighbours) {
+            if lsn <= self.durable {
+                return;
+            }
+            self.flights.iter_mut().filter(|flight| flight.lsn < lsn).for_each(|flight| flight.done = true);
+        }
         let first = self.flights.front().expect("a group completed, so it was in flight").lsn;
         let flight = &mut self.flights[(lsn.0 - first.0) as usize];
         assert!(flight.lsn == lsn && !flight.done, "a group completes once");

@@ -37,6 +37,9 @@ pub enum Anomaly {
     CommittedOffsetBack { group: String, partition: Partition, at_ns: u64, before: i64, after: i64 },
     /// A group was given an offset that nobody committed.
     CommittedOffsetInvented { group: String, partition: Partition, at_ns: u64, offset: i64 },
+    /// A client was told that an epoch ends before what it has read of it, or behind what a later one has written: it
+    /// would read again what it has, or not see that its log was cut. `known`: that offset.
+    EpochEnd { partition: Partition, epoch: i32, at_ns: u64, known: i64, end: i64 },
 }
 
 impl Anomaly {
@@ -57,6 +60,7 @@ impl Anomaly {
             Anomaly::LogStartBack { .. } => "log-start-back",
             Anomaly::CommittedOffsetBack { .. } => "committed-offset-back",
             Anomaly::CommittedOffsetInvented { .. } => "committed-offset-invented",
+            Anomaly::EpochEnd { .. } => "epoch-end",
         }
     }
 }
@@ -113,6 +117,10 @@ impl fmt::Display for Anomaly {
             }
             Anomaly::CommittedOffsetInvented { group, partition, at_ns, offset } => {
                 write!(f, "{partition}: group {group} is given offset {offset}, never committed (at {at_ns} ns)")
+            }
+            Anomaly::EpochEnd { partition, epoch, at_ns, known, end } => {
+                let beside = if end < known { "it was read up to" } else { "a later one begins at" };
+                write!(f, "{partition}: epoch {epoch} is said to end at {end}, {beside} {known} (at {at_ns} ns)")
             }
         }
     }

@@ -9,6 +9,7 @@
 //! An idempotent producer's records stand in their order without a hole, except for what was refused for good.
 
 use crate::anomaly::{Anomaly, Found};
+use crate::epochs;
 use crate::history::{Event, Final, Op, Outcome, Partition, Produce, ProduceOutcome, Read};
 use crate::marks;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ pub fn check(history: &[Event]) -> Vec<Anomaly> {
     }
     marks::check_watermarks(history, &mut found);
     marks::check_committed_offsets(history, &mut found);
+    epochs::check_epoch_ends(history, &mut found);
     found.0
 }
 
@@ -128,6 +130,7 @@ fn logs(history: &[Event]) -> BTreeMap<&Partition, Log<'_>> {
             }
             Op::Final(last) => logs.entry(&last.partition).or_default().last = Some(last),
             Op::Trim(_) | Op::ListOffset(_) | Op::CommitOffset(_) | Op::FetchOffset(_) => {}
+            Op::EpochStart(_) | Op::EpochEnd(_) => {}
         }
     }
     logs

@@ -13,6 +13,8 @@
 //! {...,"op":"commit-offset","group":"g","partition":...,"offset":2,"outcome":"acked"}
 //! {...,"op":"fetch-offset","group":"g","partition":...,"offset":2}
 //! {...,"op":"trim","partition":...,"offset":1,"outcome":"acked"}
+//! {...,"op":"epoch-start","partition":...,"epoch":3,"offset":1}
+//! {...,"op":"epoch-end","partition":...,"epoch":3,"known_to":2,"end":2}
 //! {...,"op":"final","partition":...,"log_start":1,"records":[[1,8]]}
 //! ```
 //!
@@ -61,6 +63,8 @@ pub enum Op {
     CommitOffset(CommitOffset),
     FetchOffset(FetchOffset),
     Trim(Trim),
+    EpochStart(EpochStart),
+    EpochEnd(EpochEnd),
     Final(Final),
 }
 
@@ -146,6 +150,24 @@ pub struct Trim {
     /// -1: all there is. Where a retention is at work, a trim to -1 with the outcome `info` says so.
     pub offset: i64,
     pub outcome: Outcome,
+}
+
+/// A batch was read at this offset, and it says that it was written in this leader epoch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EpochStart {
+    pub partition: Partition,
+    pub epoch: i32,
+    pub offset: i64,
+}
+
+/// An answer to OffsetForLeaderEpoch: where the records of this epoch, and of those before it, end.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EpochEnd {
+    pub partition: Partition,
+    pub epoch: i32,
+    /// Whoever asks has read records of this epoch, or of one before it, up to here.
+    pub known_to: i64,
+    pub end: i64,
 }
 
 /// What the partition holds in the end: from its log start on, everything.

@@ -66,6 +66,7 @@ fn marks(history: &[Event]) -> BTreeMap<(&Partition, u32), Marks> {
                 marks.log_starts.push(shown(trim.offset, true));
             }
             Op::Produce(_) | Op::CommitOffset(_) | Op::FetchOffset(_) | Op::Trim(_) | Op::Final(_) => {}
+            Op::EpochStart(_) | Op::EpochEnd(_) => {}
         }
     }
     for (at, event) in history.iter().enumerate() {
@@ -156,6 +157,7 @@ fn committed(history: &[Event]) -> BTreeMap<(&str, &Partition), Committed> {
                 of.fetches.push(Commit { invoked, completed, offset: fetch.offset });
             }
             Op::CommitOffset(_) | Op::Produce(_) | Op::Read(_) | Op::ListOffset(_) | Op::Trim(_) | Op::Final(_) => {}
+            Op::EpochStart(_) | Op::EpochEnd(_) => {}
         }
     }
     all

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use camus_history::history::{
-    CommitOffset, FetchOffset, Final, ListOffset, Outcome, Produce, ProduceOutcome, Read, Trim, Which, from_lines,
-    to_lines,
+    CommitOffset, EpochEnd, EpochStart, FetchOffset, Final, ListOffset, Outcome, Produce, ProduceOutcome, Read, Trim,
+    Which, from_lines, to_lines,
 };
 use camus_history::{ANOMALIES_MAX, Anomaly, Event, Op, Partition, check};
 
@@ -60,6 +60,16 @@ impl Story {
 
     fn fetch(self, offset: i64) -> Story {
         self.event(30, Op::FetchOffset(FetchOffset { group: GROUP.to_owned(), partition: p(), offset }))
+    }
+
+    /// Leader epoch 3 wrote what lies below offset 4, leader epoch 5 what lies there and behind.
+    fn epochs(self) -> Story {
+        let start = |epoch, offset| Op::EpochStart(EpochStart { partition: p(), epoch, offset });
+        self.event(20, start(3, 0)).event(20, start(5, 4)).event(21, start(5, 6))
+    }
+
+    fn epoch_end(self, epoch: i32, known_to: i64, end: i64) -> Story {
+        self.event(20, Op::EpochEnd(EpochEnd { partition: p(), epoch, known_to, end }))
     }
 
     fn trim(self, offset: i64, outcome: Outcome) -> Story {
@@ -246,6 +256,17 @@ fn a_committed_offset_that_nobody_committed_is_named() {
     story().commit(5, Outcome::Failed).fetch(5).shows("committed-offset-invented");
 }
 
+/// Lost if it fails: a consumer reads everything again, or goes on in a log that was cut, and nobody says so.
+#[test]
+fn an_epoch_that_ends_elsewhere_is_named() {
+    let found = story().epochs().epoch_end(3, 4, 0).shows("epoch-end");
+    let [Anomaly::EpochEnd { epoch: 3, known: 4, end: 0, .. }] = found[..] else { panic!("{found:?}") };
+    let found = story().epoch_end(3, 2, 5).epochs().shows("epoch-end");
+    let [Anomaly::EpochEnd { epoch: 3, known: 4, end: 5, .. }] = found[..] else { panic!("{found:?}") };
+    story().epochs().epoch_end(4, 4, 6).shows("epoch-end");
+    story().epochs().epoch_end(5, 9, 8).trim(9, Outcome::Acked).shows("epoch-end");
+}
+
 #[test]
 fn what_is_named_is_bounded() {
     let values: Vec<u64> = (0..1_000).collect();
@@ -317,6 +338,15 @@ fn a_commit_without_an_answer_may_be_seen_or_not() {
     story().commit(7, acked).commit(5, acked).fetch(5).shows_nothing();
 }
 
+#[test]
+fn an_epoch_ends_where_the_next_one_begins_or_at_the_end_of_the_log_or_at_its_start() {
+    story().epochs().epoch_end(3, 4, 4).epoch_end(4, 4, 4).epoch_end(5, 6, 9).shows_nothing();
+    // asked when nothing of a later epoch was there
+    story().epoch_end(3, 2, 3).epochs().shows_nothing();
+    // all of it, and some of what came behind it, is deleted
+    story().epochs().trim(7, Outcome::Info).epoch_end(3, 4, 7).shows_nothing();
+}
+
 // ------------------------------------------------------------------------------------------------- the format
 
 /// Lost if it fails: what tests in other languages write.
@@ -335,9 +365,12 @@ fn the_format_is_what_the_page_says() {
         r#"{"process":3,"invoked_ns":50,"completed_ns":60,"op":"commit-offset","group":"g","#,
         r#""partition":{"topic":"t","number":0},"offset":2,"outcome":"info"}"#,
         "\n",
+        r#"{"process":2,"invoked_ns":70,"completed_ns":80,"op":"epoch-end","partition":{"topic":"t","number":0},"#,
+        r#""epoch":3,"known_to":2,"end":2}"#,
+        "\n",
     );
     let history = from_lines(lines).unwrap();
-    assert_eq!(history.len(), 4);
+    assert_eq!(history.len(), 5);
     assert_eq!(from_lines(&to_lines(&history)), Ok(history.clone()));
     assert_eq!(to_lines(&history), lines.replace("\n\n", "\n"));
     let error = from_lines("\n{\"process\":1}\n").unwrap_err();

@@ -59,6 +59,20 @@ pub fn batch(values: &[u64], padding: usize, producer: (i64, i16, i32)) -> Bytes
     batch.freeze()
 }
 
+/// Base offset, leader epoch, and the offset behind it, of each batch.
+pub fn epochs(mut bytes: &[u8]) -> Vec<(i64, i32, i64)> {
+    let mut all = Vec::new();
+    while !bytes.is_empty() {
+        let base = i64::from_be_bytes(bytes[..8].try_into().unwrap());
+        let len = 12 + i32::from_be_bytes(bytes[8..12].try_into().unwrap()) as usize;
+        let epoch = i32::from_be_bytes(bytes[12..16].try_into().unwrap());
+        let last = i32::from_be_bytes(bytes[23..27].try_into().unwrap());
+        all.push((base, epoch, base + i64::from(last) + 1));
+        bytes = &bytes[len..];
+    }
+    all
+}
+
 /// Offset and value of each record from `from` on.
 pub fn records(mut bytes: &[u8], from: i64) -> Vec<(i64, u64)> {
     let mut all = Vec::new();

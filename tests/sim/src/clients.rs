@@ -1,5 +1,6 @@
 //! All clients of one broker.
 
+use crate::epochs::EpochReader;
 use crate::kit::SimBroker;
 use crate::ledger::Ledger;
 use crate::producers::{Idempotent, Plain};
@@ -10,15 +11,22 @@ use crate::wire::Conn;
 const IDEMPOTENTS: std::ops::Range<u32> = 0..4;
 const PLAINS: std::ops::Range<u32> = 4..6;
 const READERS: u32 = 10;
-const COMMITTERS: std::ops::Range<u32> = 30..32;
+const COMMITTERS: std::ops::Range<u32> = 30..33;
+const EPOCH_READERS: std::ops::Range<u32> = 20..22;
 const TRIMMER: u32 = 40;
 /// Whoever looks in the end.
 pub const AUDITOR: u32 = 50;
+
+/// The last of those that commit does so seldom: what it committed is old.
+fn commits_percent(process: u32) -> u64 {
+    if process + 1 == COMMITTERS.end { 3 } else { 70 }
+}
 
 pub struct Clients {
     idempotents: Vec<Idempotent>,
     plains: Vec<Plain>,
     readers: Vec<Reader>,
+    epoch_readers: Vec<EpochReader>,
     committers: Vec<Committer>,
     trimmer: Trimmer,
 }
@@ -31,7 +39,10 @@ impl Clients {
             idempotents: IDEMPOTENTS.map(|process| Idempotent::new(process, of(process))).collect(),
             plains: PLAINS.map(|process| Plain::new(process, of(process))).collect(),
             readers: (0..2 * partitions).map(|n| Reader::new(READERS + n as u32, n % partitions)).collect(),
-            committers: COMMITTERS.map(|process| Committer::new(process, of(process))).collect(),
+            epoch_readers: EPOCH_READERS.map(|process| EpochReader::new(process, of(process))).collect(),
+            committers: COMMITTERS
+                .map(|process| Committer::new(process, of(process), commits_percent(process)))
+                .collect(),
             trimmer: Trimmer::new(TRIMMER, tight),
         }
     }
@@ -43,6 +54,7 @@ impl Clients {
             idempotents: IDEMPOTENTS.take(2).map(|process| Idempotent::new(process, of(process))).collect(),
             plains: PLAINS.take(1).map(|process| Plain::new(process, of(process))).collect(),
             readers: (0..partitions).map(|n| Reader::new(READERS + n as u32, n)).collect(),
+            epoch_readers: vec![],
             committers: vec![],
             trimmer: Trimmer::new(TRIMMER, false),
         }
@@ -53,6 +65,7 @@ impl Clients {
         self.idempotents.iter_mut().for_each(|client| client.step(broker, ledger));
         self.plains.iter_mut().for_each(|client| client.step(broker, ledger));
         self.readers.iter_mut().for_each(|client| client.step(broker, ledger));
+        self.epoch_readers.iter_mut().for_each(|client| client.step(broker, ledger));
         self.committers.iter_mut().for_each(|client| client.step(broker, ledger));
         self.trimmer.step(broker, ledger);
     }
@@ -73,6 +86,7 @@ impl Clients {
         all.extend(self.idempotents.iter_mut().map(Idempotent::conn_mut));
         all.extend(self.plains.iter_mut().map(Plain::conn_mut));
         all.extend(self.readers.iter_mut().map(Reader::conn_mut));
+        all.extend(self.epoch_readers.iter_mut().map(EpochReader::conn_mut));
         all.extend(self.committers.iter_mut().map(Committer::conn_mut));
         all.push(self.trimmer.conn_mut());
         all

@@ -15,6 +15,7 @@ use crate::runner::caught;
 use crate::scenario::{Failure, read_partition};
 use crate::wire::{Conn, DELETE_RECORDS, LATEST, delete_records};
 use camus_engine::io::sim::Crash;
+use camus_engine::limits::WAL_GROUP_BESIDE_BYTES;
 use camus_history::history::{Outcome, Trim};
 use camus_history::{Op, check};
 use std::time::Duration;
@@ -118,7 +119,13 @@ struct Life {
 impl Life {
     /// The same for the same seed and cores, up to the boundary at which the world is halted.
     fn lived(seed: u64, cores: usize, halt_at: Option<u64>) -> Life {
-        let shape = Shape { cores, segment_bytes: 64 * 1024, segments_max: 4096, clients_bytes_max: 64 << 20 };
+        let shape = Shape {
+            cores,
+            segment_bytes: 64 * 1024,
+            segments_max: 4096,
+            beside_bytes: WAL_GROUP_BESIDE_BYTES,
+            clients_bytes_max: 64 << 20,
+        };
         let mut life = Life {
             broker: SimBroker::down(seed, shape),
             clients: Clients::few(PARTITIONS),

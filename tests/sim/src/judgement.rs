@@ -8,7 +8,7 @@
 //! nothing had been damaged: what was acknowledged is there, and an offset has one value. Across a cut an acknowledged
 //! record may be gone, another may have its offset, and marks may be lower. Nowhere may a record be shown that nobody
 //! sent or that was refused, in a wrong order, twice, or with a hole before it: the log that is left is a beginning of
-//! the one that was. What groups committed is judged only where there is no cut.
+//! the one that was. What groups committed, and where epochs end, is judged only where there is no cut.
 //!
 //! One lawful thing is judged as a fault all the same: a producer of which no batch is left begins anywhere, and then a
 //! hole is before it. It takes a loss of all that it ever wrote, which a tail is not, unless it has just begun.
@@ -48,6 +48,7 @@ fn stretch(history: &[Event], from: Mono, to: Mono) -> Vec<Event> {
             }
             Op::Trim(trim) => trim.outcome = Outcome::Info,
             Op::Read(_) | Op::ListOffset(_) | Op::Final(_) | Op::CommitOffset(_) | Op::FetchOffset(_) => continue,
+            Op::EpochStart(_) | Op::EpochEnd(_) => continue,
         }
         events.push(event);
     }
@@ -76,6 +77,7 @@ fn is_of(event: &Event, partition: &Partition) -> bool {
         Op::Produce(produce) => produce.partition == *partition,
         Op::Final(last) => last.partition == *partition,
         Op::Read(_) | Op::ListOffset(_) | Op::CommitOffset(_) | Op::FetchOffset(_) | Op::Trim(_) => false,
+        Op::EpochStart(_) | Op::EpochEnd(_) => false,
     }
 }
 

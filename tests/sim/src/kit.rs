@@ -68,6 +68,8 @@ pub struct Shape {
     pub cores: usize,
     pub segment_bytes: u64,
     pub segments_max: usize,
+    /// What an open group holds before it is written beside another.
+    pub beside_bytes: usize,
     pub clients_bytes_max: usize,
 }
 
@@ -78,6 +80,7 @@ impl Shape {
             cores: rng.between(1, 3) as usize,
             segment_bytes: (64 * 1024) << rng.between(0, 2),
             segments_max: if rng.chance(25) { rng.between(40, 80) as usize } else { 4096 },
+            beside_bytes: [0, 4096, WAL_GROUP_BESIDE_BYTES][rng.between(0, 2) as usize],
             clients_bytes_max: [100_000, 1 << 20, 64 << 20][rng.between(0, 2) as usize],
         }
     }
@@ -195,6 +198,15 @@ impl SimBroker {
         self.said.borrow().no_space
     }
 
+    /// How it stands, for a report.
+    pub fn stand(&self) -> String {
+        let (said, shape) = (self.said.borrow(), self.shape);
+        let listening = said.listening;
+        let running = if self.is_running() { "runs" } else { "is down" };
+        let space = if said.no_space { ", and has no space" } else { "" };
+        format!("the broker {running}, {listening} cores listen{space}; {shape:?}")
+    }
+
     pub fn now(&self) -> Mono {
         self.world.now()
     }
@@ -226,7 +238,7 @@ fn config(core: CoreId, shape: &Shape) -> CoreConfig {
             segments_max: shape.segments_max,
             spares_max: WAL_SPARE_SEGMENTS_MAX,
             cache_bytes: wal_bytes_max / 2,
-            beside_bytes: WAL_GROUP_BESIDE_BYTES,
+            beside_bytes: shape.beside_bytes,
         },
         wal_bytes_max,
         reads_bytes_max: 8 * 1024 * 1024,

@@ -88,7 +88,8 @@ impl Idempotent {
             }
             self.retrying = false;
         }
-        let may = !self.retrying && self.unacked.len() < IN_FLIGHT_MAX && !(ledger.calm && self.proof_sent);
+        let is_done = ledger.quiet || (ledger.calm && self.proof_sent);
+        let may = !self.retrying && self.unacked.len() < IN_FLIGHT_MAX && !is_done;
         if may && broker.chance(60) {
             self.proof_sent = ledger.calm;
             self.send_new(conn, id, broker, ledger);
@@ -192,7 +193,8 @@ impl Plain {
         for (_, body) in conn.answers(broker) {
             self.answered(body, broker.now(), ledger);
         }
-        if self.asked.is_none() && !(ledger.calm && self.proven) && broker.chance(40) {
+        let is_done = ledger.quiet || (ledger.calm && self.proven);
+        if self.asked.is_none() && !is_done && broker.chance(40) {
             let values = ledger.new_values(1 + broker.pick(3));
             let (invoked, first_number) = (broker.now(), self.next_number);
             self.next_number += values.len() as u64;

@@ -37,13 +37,28 @@ pub struct Reader {
     conn: Option<Conn>,
     /// It takes nothing off its connection until then.
     paused_until: Option<Mono>,
+    /// When it last looked at its connection. An answer that it finds has come since.
+    looked: Mono,
+    /// It has not looked at all times since it asked: when its answer came is not known.
+    looked_away: bool,
     /// It is done when it has read all below.
     target: Option<i64>,
 }
 
 impl Reader {
     pub fn new(process: u32, partition: i32) -> Reader {
-        Reader { process, partition, next: 0, astray: false, asked: None, conn: None, paused_until: None, target: None }
+        Reader {
+            process,
+            partition,
+            next: 0,
+            astray: false,
+            asked: None,
+            conn: None,
+            paused_until: None,
+            looked: Mono(0),
+            looked_away: false,
+            target: None,
+        }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
@@ -67,6 +82,7 @@ impl Reader {
                 None => panic!("{} got an answer that it did not ask for", self.name()),
             }
         }
+        self.looked = broker.now();
         if self.asked.is_none() {
             self.ask(&mut conn, broker);
         }
@@ -75,6 +91,7 @@ impl Reader {
 
     fn ask(&mut self, conn: &mut Conn, broker: &mut SimBroker) {
         let invoked = broker.now();
+        self.looked_away = false;
         if self.astray {
             conn.send(broker, LIST_OFFSETS, &list_offsets(self.partition, EARLIEST));
             self.asked = Some(Asked::Earliest { invoked });
@@ -98,6 +115,9 @@ impl Reader {
         }
         let records = records(&found.records.unwrap_or_default(), self.next);
         let from_offset = self.next;
+        if records.is_empty() && !self.looked_away {
+            ledger.was_empty(self.partition, from_offset, self.looked, &self.name());
+        }
         if let Some((last, _)) = records.last() {
             self.next = last + 1;
         }
@@ -132,6 +152,7 @@ impl Reader {
         if let Some(conn) = &self.conn {
             broker.world.set_reading(conn.id, false);
             self.paused_until = Some(until);
+            self.looked_away = true;
         }
     }
 
@@ -174,6 +195,8 @@ pub struct Committer {
     process: u32,
     group: String,
     partition: i32,
+    /// How often it commits, and does not ask what it committed.
+    commits_percent: u64,
     next: i64,
     asked: Option<AskedOfGroup>,
     conn: Option<Conn>,
@@ -182,9 +205,9 @@ pub struct Committer {
 }
 
 impl Committer {
-    pub fn new(process: u32, partition: i32) -> Committer {
-        let group = format!("group-{process}");
-        Committer { process, group, partition, next: 0, asked: None, conn: None, proven: (false, false) }
+    pub fn new(process: u32, partition: i32, commits_percent: u64) -> Committer {
+        let (group, proven) = (format!("group-{process}"), (false, false));
+        Committer { process, group, partition, commits_percent, next: 0, asked: None, conn: None, proven }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
@@ -203,7 +226,7 @@ impl Committer {
         }
         if self.asked.is_none() && !self.is_done() && broker.chance(20) {
             let invoked = broker.now();
-            let commits = if ledger.calm { !self.proven.0 } else { broker.chance(70) };
+            let commits = if ledger.calm { !self.proven.0 } else { broker.chance(self.commits_percent) };
             if commits {
                 self.next += 1 + broker.pick(10) as i64;
                 conn.send(broker, OFFSET_COMMIT, &commit_offset(&self.group, self.partition, self.next));

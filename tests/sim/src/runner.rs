@@ -59,13 +59,18 @@ fn heard(name: &str, replay: &str, info: &PanicHookInfo<'_>) {
     PANIC.set(text);
 }
 
-/// How a seed is run alone.
-pub fn replay(mode: Mode, seed: u64) -> String {
-    let command = match mode {
+/// The command that runs seeds of this kind.
+pub fn command(mode: Mode) -> &'static str {
+    match mode {
         Mode::Run => "run",
         Mode::Damage => "damage",
-    };
-    format!("replay: cargo run --release -p camus-sim -- {command} --seeds {seed}..{}", seed + 1)
+        Mode::Replicas => "replicas",
+    }
+}
+
+/// How a seed is run alone.
+pub fn replay(mode: Mode, seed: u64) -> String {
+    format!("replay: cargo run --release -p camus-sim -- {} --seeds {seed}..{}", command(mode), seed + 1)
 }
 
 /// Each name once.

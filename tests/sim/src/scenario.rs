@@ -9,6 +9,7 @@ use crate::faults::Faults;
 use crate::judgement;
 use crate::kit::{Shape, SimBroker};
 use crate::ledger::{Ledger, partition};
+use crate::replicas;
 use crate::wire::{Conn, LATEST};
 use camus_engine::io::sim::Crash;
 use camus_engine::rt::rng::Rng;
@@ -31,10 +32,12 @@ pub enum Mode {
     Run,
     /// Disks are damaged as well: nothing wrong is shown.
     Damage,
+    /// Three pumps, which replicate: `replicas.rs`.
+    Replicas,
 }
 
-/// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`, or
-/// `panic`.
+/// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`,
+/// `missed-wake-up`, `replicas-differ`, or `panic`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub name: String,
@@ -69,6 +72,9 @@ struct Scenario {
 
 /// Runs a seed for this long in virtual time, and for as long as it takes to wind up.
 pub fn run(mode: Mode, seed: u64, time: Duration) -> Run {
+    if mode == Mode::Replicas {
+        return replicas::run(seed, time);
+    }
     let mut scenario = Scenario::new(mode, seed);
     scenario.work(time);
     scenario.wind_up();
@@ -94,14 +100,24 @@ impl Scenario {
         }
     }
 
-    /// Bursts of work, and pauses in which only the broker does something.
+    /// Bursts of work, some of them short and with silence behind them, and pauses in which only the broker does
+    /// something.
     fn work(&mut self, time: Duration) {
         let end = self.broker.now() + time;
         while self.broker.now() < end && self.faults.refused.is_none() {
-            if self.broker.chance(70) {
+            if self.broker.chance(60) {
                 for _ in 0..20 + self.broker.pick(60) {
                     self.step(400);
                 }
+            } else if self.broker.chance(40) {
+                for _ in 0..1 + self.broker.pick(10) {
+                    self.step(400);
+                }
+                self.ledger.quiet = true;
+                for _ in 0..60 + self.broker.pick(100) {
+                    self.step(5_000);
+                }
+                self.ledger.quiet = false;
             } else {
                 let us = self.broker.pick(120_000) as u64;
                 for _ in 0..10 {
@@ -126,7 +142,7 @@ impl Scenario {
     /// Steps until nobody is left, for at most the time in which everybody has to get on. Who is left.
     fn until_done(&mut self, not_done: fn(&Clients) -> Vec<String>) -> Vec<String> {
         let ms = match self.mode {
-            Mode::Run => PROGRESS_MS_MAX,
+            Mode::Run | Mode::Replicas => PROGRESS_MS_MAX,
             Mode::Damage => PROGRESS_DAMAGED_MS_MAX,
         };
         let deadline = self.broker.now() + Duration::from_millis(ms);
@@ -148,10 +164,13 @@ impl Scenario {
         let ended = if stuck.is_empty() { self.readers_end() } else { Err(stuck.join(", ")) };
         self.clients.finish(&mut self.broker, &mut self.ledger);
         match (self.mode, self.faults.refused.clone()) {
-            (Mode::Run, Some(why)) => self.fail("start-refused", why),
-            (Mode::Run, None) => {
+            (Mode::Run | Mode::Replicas, Some(why)) => self.fail("start-refused", why),
+            (Mode::Run | Mode::Replicas, None) => {
                 if let Err(why) = ended.and_then(|()| self.read_finally()) {
-                    self.fail("no-progress", why);
+                    let broker = self.broker.stand();
+                    self.fail("no-progress", format!("{why}; {broker}"));
+                    // What is there may say why.
+                    self.unread = self.read_what_is_left();
                 }
             }
             (Mode::Damage, Some(_)) => {}
@@ -195,9 +214,12 @@ impl Scenario {
             for text in std::mem::take(&mut self.ledger.unexpected) {
                 self.fail("unexpected-answer", text);
             }
+            for text in std::mem::take(&mut self.ledger.slept) {
+                self.fail("missed-wake-up", text);
+            }
         }
         let anomalies = match self.mode {
-            Mode::Run => check(&self.ledger.events),
+            Mode::Run | Mode::Replicas => check(&self.ledger.events),
             Mode::Damage => judgement::after_damage(&self.ledger.events, &self.faults.cuts),
         };
         for anomaly in anomalies {

@@ -20,7 +20,7 @@ fn has_records(op: &Op) -> bool {
 /// Lost if it fails: a failure that was found can not be found again.
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    for mode in [Mode::Run, Mode::Damage] {
+    for mode in [Mode::Run, Mode::Damage, Mode::Replicas] {
         for seed in 500..502 {
             let run = run_caught(mode, seed, TIME);
             assert_eq!(run, run_caught(mode, seed, TIME));
@@ -59,4 +59,19 @@ fn a_damaged_disk_is_refused_or_reported_and_never_served() {
     });
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(acks > 50 && refused > 2, "{acks} batches acknowledged, {refused} starts refused");
+}
+
+/// Lost if it fails: promises 1 to 4 of a cluster, as far as replication keeps them.
+#[test]
+fn three_replicas_keep_their_promises_under_faults() {
+    let (mut acks, mut ends, mut failed) = (0, 0, Vec::new());
+    run_all(Mode::Replicas, 0..8, TIME, 2, |run| {
+        acks += acked(&run);
+        ends += run.events.iter().filter(|event| matches!(event.op, Op::EpochEnd(_))).count();
+        if !run.failures.is_empty() {
+            failed.push(line(&run));
+        }
+    });
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    assert!(acks > 500 && ends > 20, "{acks} batches acknowledged, {ends} ends of epochs");
 }

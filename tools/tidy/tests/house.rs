@@ -1,6 +1,6 @@
 //! Holds the house to its rules. Each finding is printed as `file:line: what`.
 
-use camus_tidy::{Finding, House, docs, rules};
+use camus_tidy::{Finding, House, docs, planted, rules};
 use std::path::{Path, PathBuf};
 
 fn house() -> House {
@@ -96,4 +96,15 @@ fn dependencies_have_their_reason() {
 #[test]
 fn links_lead_somewhere() {
     hold(docs::links_lead_somewhere);
+}
+
+/// If this fails, a release can lose what it acknowledged, on purpose.
+#[test]
+fn no_build_that_ships_has_a_planted_bug() {
+    hold(planted::planted_bugs_never_ship);
+}
+
+#[test]
+fn each_planted_bug_is_made_and_nothing_else_is() {
+    hold(planted::planted_bugs_are_where_the_list_says);
 }

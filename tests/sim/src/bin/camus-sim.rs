@@ -1,10 +1,12 @@
 //! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `damage`: the same on disks that are damaged;
-//! `crash-points`: a crash at every boundary of a short life; `trace`: that a seed is the same every time.
+//! `crash-points`: a crash at every boundary of a short life; `replicas`: three pumps; `planted`: that mistakes are found;
+//! `trace`: that a seed is the same every time.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
 #![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
 
 use camus_history::history::{from_lines, to_lines};
 use camus_sim::crash_points::{Boundaries, TRIED_MAX, Tried};
+use camus_sim::planted::{self, Asked};
 use camus_sim::runner::{line, names, run_all, run_caught, spread};
 use camus_sim::scenario::{Mode, Run};
 use clap::{Parser, Subcommand};
@@ -49,6 +51,36 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
     },
+    /// Runs seeds of three pumps, which replicate, without Kafka's wire.
+    Replicas {
+        /// From the first to before the last: 0..2000.
+        #[arg(long, value_parser = seeds)]
+        seeds: Range<u64>,
+        /// Virtual time of each seed before it is wound up, s.
+        #[arg(long, default_value_t = 20)]
+        virtual_s: u64,
+        /// Threads; each runs one seed at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+    },
+    /// Makes mistakes, one after the other, and sees that the seeds find each. Builds a camus-sim that can make them.
+    Planted {
+        /// This mistake alone.
+        #[arg(long)]
+        only: Option<String>,
+        /// Each mistake has to be found within these.
+        #[arg(long, value_parser = seeds, default_value = "0..500")]
+        seeds: Range<u64>,
+        /// Virtual time of each seed before it is wound up, s.
+        #[arg(long, default_value_t = 20)]
+        virtual_s: u64,
+        /// Threads; each runs one seed at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+        /// The page whose table of mistakes is written anew.
+        #[arg(long)]
+        markdown: Option<PathBuf>,
+    },
     /// Crashes a short life of a broker at each of its boundaries: disk operations begun, in the cache, ended; answers.
     CrashPoints {
         #[arg(long, default_value_t = 1)]
@@ -90,6 +122,10 @@ fn main() -> ExitCode {
     let passed = match Cli::parse().command {
         Command::Run { seeds, brokers: _, virtual_s, jobs } => run(Mode::Run, seeds, virtual_s, jobs),
         Command::Damage { seeds, virtual_s, jobs } => run(Mode::Damage, seeds, virtual_s, jobs),
+        Command::Replicas { seeds, virtual_s, jobs } => run(Mode::Replicas, seeds, virtual_s, jobs),
+        Command::Planted { only, seeds, virtual_s, jobs, markdown } => {
+            planted::run(&Asked { only, seeds, virtual_s, jobs, markdown })
+        }
         Command::CrashPoints { seed, only, jobs } => crash_points(seed, only, jobs.max(1)),
         Command::Trace { seed, damage, virtual_s, history } => {
             let mode = if damage { Mode::Damage } else { Mode::Run };

@@ -1,8 +1,8 @@
-//! Three brokers with one core each in the simulator, and a network between them that loses, doubles, delays and
-//! reorders messages, and parts the brokers. Seeded, like the world that they live in.
-#![allow(dead_code, reason = "each test takes what it needs")]
+//! Three pumps (`shard::core::Core`), as of three brokers with one core each, and a network between them that loses,
+//! doubles, delays and reorders messages, and parts them. Seeded, like the world that they live in. Nothing of Kafka's
+//! wire and nothing of the metadata is here: what replication promises is judged by itself.
 
-use crate::shard_kit::{PATIENCE, Stored};
+use crate::kit::PATIENCE;
 use bytes::Bytes;
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::sim::{Crash, SimDisk};
@@ -12,7 +12,7 @@ use camus_engine::rt::rng::Rng;
 use camus_engine::rt::sim::{SimCoreId, World};
 use camus_engine::rt::{Driver, Event, Rt, Turn};
 use camus_engine::shard::api::{Answer, Ask, BatchRules, Produced, Refusal, Route, ShardTable, Ticket};
-use camus_engine::shard::core::{Core, CoreConfig, Out};
+use camus_engine::shard::core::{Core, CoreConfig, Out, RecoverError};
 use camus_engine::shard::peers::ToPeer;
 use camus_engine::stats::CoreStats;
 use camus_engine::types::{CoreId, Index, LeaderEpoch, Mono, Offset, PartitionId, ShardId, Term};
@@ -274,6 +274,11 @@ impl Cluster {
 
     /// Starts a broker on what its disk holds.
     pub fn start(&mut self, who: usize) {
+        self.begin(who).unwrap_or_else(|error| panic!("broker {who} does not start: {error}"));
+    }
+
+    /// The same; if it refuses its disk, why.
+    pub fn begin(&mut self, who: usize) -> Result<(), RecoverError> {
         let shape = self.shape;
         let table = Arc::new(ShardTable::new(vec![CORE; shape.data_shards as usize + 1]));
         let wal_bytes_max = 12 * WAL_CHUNK_BYTES;
@@ -297,8 +302,7 @@ impl Cluster {
         let seed = self.world.rng().u64();
         let volume = self.disk(who).volume();
         let (stats, pool) = (Arc::new(CoreStats::default()), ChunkPool::new(wal_bytes_max));
-        let (core, meta) = Core::recover(config, Arc::clone(&table), stats, &volume, pool, seed)
-            .unwrap_or_else(|error| panic!("broker {who} does not start: {error}"));
+        let (core, meta) = Core::recover(config, Arc::clone(&table), stats, &volume, pool, seed)?;
         let board = Rc::new(RefCell::new(Board::default()));
         {
             let mut board = board.borrow_mut();
@@ -309,6 +313,7 @@ impl Cluster {
         self.lives[who] += 1;
         let (net, image) = (Rc::clone(&self.net), self.image.clone());
         self.world.start(self.cores[who], Pump { core, out: Out::default(), me: who, board, net, image });
+        Ok(())
     }
 
     pub fn crash(&mut self, who: usize, crash: Crash) {
@@ -477,8 +482,8 @@ impl Cluster {
         batches.into_iter().map(|batch| (batch.base_offset, batch.count, batch.epoch)).collect()
     }
 
-    /// Everything committed, from the broker's memory or its disk, leader or not.
-    pub fn contents(&mut self, who: usize, of: Route) -> Vec<Stored> {
+    /// Every committed batch, from the broker's memory or its disk, leader or not.
+    pub fn bodies(&mut self, who: usize, of: Route) -> Vec<Bytes> {
         let volume = self.disk(who).volume();
         let core = self.core(who);
         let body = |at| match core.wal().in_memory(at) {
@@ -490,7 +495,7 @@ impl Cluster {
                 core.wal().extract(at, &Bytes::from(bytes)).expect("the record is whole").1
             }
         };
-        core.batches(of.shard, of.partition).into_iter().map(|batch| Stored::of(body(batch.at))).collect()
+        core.batches(of.shard, of.partition).into_iter().map(|batch| body(batch.at)).collect()
     }
 
     /// Ends every fault, and starts who does not run.

@@ -1,0 +1,354 @@
+//! `camus-sim planted`: mistakes that production code could have (`engine/src/planted.rs`), one after the other, each of
+//! which has to be found by the seeds that everything else is tested with, and under the right name.
+//!
+//! Nothing that ships can make these mistakes: they are behind a feature. A build without it makes one that has it, lets
+//! that one run, and then runs the same seeds itself, which have to pass: so it was the mistake that was found.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "what it finds is said as it is found")]
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Between these lines of a page stands the table that `--markdown` writes.
+pub const TABLE_BEGINS: &str = "<!-- made by: camus-sim planted --markdown -->";
+pub const TABLE_ENDS: &str = "<!-- end of what camus-sim made -->";
+
+/// What is asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// This mistake alone.
+    pub only: Option<String>,
+    /// Each mistake is found within these.
+    pub seeds: Range<u64>,
+    pub virtual_s: u64,
+    pub jobs: usize,
+    /// The page whose table is written anew.
+    pub markdown: Option<PathBuf>,
+}
+
+impl Asked {
+    fn time(&self) -> Duration {
+        Duration::from_secs(self.virtual_s)
+    }
+}
+
+/// Whether every mistake was found.
+#[cfg(feature = "planted")]
+pub fn run(asked: &Asked) -> bool {
+    with_bugs::run(asked)
+}
+
+/// Whether every mistake was found by a build that can make them, and this one, which can not, passes the same seeds.
+#[cfg(not(feature = "planted"))]
+pub fn run(asked: &Asked) -> bool {
+    without_bugs::run(asked)
+}
+
+/// Puts the table between its two lines.
+pub fn write_table(page: &Path, table: &str) -> Result<(), String> {
+    let text = std::fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
+    let with_table = replaced(&text, table).ok_or_else(|| {
+        format!("{}: there is no line `{TABLE_BEGINS}` with `{TABLE_ENDS}` behind it", page.display())
+    })?;
+    std::fs::write(page, with_table).map_err(|error| format!("{}: {error}", page.display()))
+}
+
+fn replaced(text: &str, table: &str) -> Option<String> {
+    let begin = text.find(TABLE_BEGINS)? + TABLE_BEGINS.len();
+    let end = begin + text[begin..].find(TABLE_ENDS)?;
+    Some(format!("{}\n{table}{}", &text[..begin], &text[end..]))
+}
+
+/// A mistake that was found, as one line says it and another process reads it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Caught {
+    pub name: String,
+    pub seed: u64,
+    /// The command that runs such seeds.
+    pub command: String,
+    pub anomalies: String,
+    pub seeds: u64,
+}
+
+impl Caught {
+    pub fn line(&self) -> String {
+        let Caught { name, seed, command, anomalies, seeds } = self;
+        format!("{name}: caught by seed {seed} ({command}) as {anomalies} in {seeds} seeds")
+    }
+
+    pub fn parse(line: &str) -> Option<Caught> {
+        let (name, rest) = line.split_once(": caught by seed ")?;
+        let (seed, rest) = rest.split_once(" (")?;
+        let (command, rest) = rest.split_once(") as ")?;
+        let (anomalies, rest) = rest.rsplit_once(" in ")?;
+        let seeds = rest.strip_suffix(" seeds")?;
+        Some(Caught {
+            name: name.to_owned(),
+            seed: seed.parse().ok()?,
+            command: command.to_owned(),
+            anomalies: anomalies.to_owned(),
+            seeds: seeds.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(feature = "planted")]
+pub mod with_bugs {
+    use super::{Asked, Caught, write_table};
+    use crate::runner::{command, names, run_caught, spread};
+    use crate::scenario::{Mode, Run};
+    use camus_engine::planted::{Bug, plant};
+
+    /// Where a mistake can be seen, and as what.
+    pub struct Case {
+        /// Kinds of seeds that come by the place. Each seed is run in all of these.
+        pub modes: &'static [Mode],
+        /// What is right to call it. Anything else is a miss.
+        pub anomalies: &'static [&'static str],
+    }
+
+    const LOST: &[&str] = &[
+        "acknowledged-lost",
+        "read-and-lost",
+        "inconsistent-offsets",
+        "moved",
+        "high-watermark-back",
+        "committed-offset-back",
+        "replicas-differ",
+        "order",
+    ];
+
+    fn seen(modes: &'static [Mode], anomalies: &'static [&'static str]) -> Case {
+        Case { modes, anomalies }
+    }
+
+    pub fn case(bug: Bug) -> Case {
+        match bug {
+            Bug::AcknowledgeBeforeFlush
+            | Bug::FlushCoversNeighbours
+            | Bug::ReuseOffset
+            | Bug::IgnoreShortWrite
+            | Bug::RetryFailedFlush => seen(
+                &[Mode::Run],
+                &["acknowledged-lost", "read-and-lost", "inconsistent-offsets", "moved", "start-refused"],
+            ),
+            Bug::FlushWrongRange | Bug::SkipPreviousCrc => seen(&[Mode::Run], &["start-refused", "acknowledged-lost"]),
+            Bug::CountOwnWrite => seen(&[Mode::Replicas], LOST),
+            // A leader takes what was said to be there for there: Raft itself ends at what is not.
+            Bug::VoteAfterLostTail => seen(&[Mode::Replicas], &["panic", "acknowledged-lost", "replicas-differ"]),
+            Bug::DamageAsTornTail => seen(&[Mode::Damage], LOST),
+            Bug::LeadBeforeOwnTerm => seen(
+                &[Mode::Run, Mode::Replicas],
+                &["panic", "high-watermark-back", "unexpected-answer", "inconsistent-offsets"],
+            ),
+            Bug::DropProducersAtSnapshot => seen(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
+            Bug::ForgetInFlight => seen(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
+            Bug::ServePastHighWatermark => seen(&[Mode::Run], &["read-above-high-watermark", "read-and-lost"]),
+            Bug::ApplyTwice => seen(&[Mode::Run], &["start-refused", "panic"]),
+            Bug::WrongEpochEnd => seen(&[Mode::Run, Mode::Replicas], &["epoch-end"]),
+            Bug::LostWakeUp => seen(&[Mode::Run], &["missed-wake-up"]),
+            Bug::StaleRecycledBuffer => {
+                seen(&[Mode::Run], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
+            }
+            Bug::DropGroupOffsetsAtSnapshot => seen(&[Mode::Run], &["committed-offset-back"]),
+        }
+    }
+
+    /// What came of one mistake.
+    enum Outcome {
+        Caught(Caught),
+        /// A seed failed, but not as it should.
+        Misnamed(Box<Run>),
+        NotCaught,
+    }
+
+    pub fn run(asked: &Asked) -> bool {
+        let chosen: Vec<Bug> =
+            Bug::ALL.into_iter().filter(|bug| asked.only.as_ref().is_none_or(|only| bug.name() == only)).collect();
+        if chosen.is_empty() {
+            let all: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+            eprintln!("there is no such mistake: there are {}", all.join(", "));
+            return false;
+        }
+        let (mut caught, mut missed, mut rows) = (0u64, 0u64, String::new());
+        for bug in chosen {
+            plant(Some(bug));
+            let outcome = first(bug, asked);
+            plant(None);
+            match outcome {
+                Outcome::Caught(one) => {
+                    caught += 1;
+                    println!("{}", one.line());
+                    rows += &row(bug, &one);
+                }
+                Outcome::Misnamed(run) => {
+                    missed += 1;
+                    let (as_what, first) = (names(&run.failures), &run.failures[0].text);
+                    let (name, command, seed) = (bug.name(), command(run.mode), run.seed);
+                    println!("{name}: NOT CAUGHT: seed {seed} ({command}) calls it {as_what}: {first}");
+                }
+                Outcome::NotCaught => {
+                    missed += 1;
+                    println!("{}: NOT CAUGHT in {} seeds", bug.name(), asked.seeds.end - asked.seeds.start);
+                }
+            }
+        }
+        let written = match &asked.markdown {
+            Some(page) if missed == 0 => write_table(page, &format!("{HEAD}{rows}")),
+            Some(_) => Err("the table is not written: something was missed".to_owned()),
+            None => Ok(()),
+        };
+        if let Err(why) = &written {
+            eprintln!("{why}");
+        }
+        println!("{caught} caught, {missed} missed");
+        missed == 0 && written.is_ok()
+    }
+
+    const HEAD: &str = "| mistake | what it does | caught as | by seed | seeds needed |\n|---|---|---|---|---|\n";
+
+    fn row(bug: Bug, caught: &Caught) -> String {
+        let Caught { name, seed, command, anomalies, seeds } = caught;
+        format!("| `{name}` | {} | {anomalies} | {seed} (`{command}`) | {seeds} |\n", bug.what())
+    }
+
+    /// The first seed that fails, whatever it fails with. The same for any number of threads.
+    fn first(bug: Bug, asked: &Asked) -> Outcome {
+        let Case { modes, anomalies } = case(bug);
+        let (each, jobs) = (modes.len() as u64, asked.jobs.max(1));
+        let total = (asked.seeds.end - asked.seeds.start) * each;
+        // Some at a time, and all of these are waited for.
+        let at_once = 2 * jobs as u64;
+        for from in (0..total).step_by(at_once as usize) {
+            let mut failed: Option<(u64, Run)> = None;
+            let one = |n: u64| {
+                let (mode, seed) = (modes[(n % each) as usize], asked.seeds.start + n / each);
+                (n, run_caught(mode, seed, asked.time()))
+            };
+            spread(from..(from + at_once).min(total), jobs, one, |(n, run)| {
+                let is_first = failed.as_ref().is_none_or(|(first, _)| n < *first);
+                if !run.failures.is_empty() && is_first {
+                    failed = Some((n, run));
+                }
+            });
+            let Some((_, run)) = failed else { continue };
+            if !run.failures.iter().any(|failure| anomalies.contains(&failure.name.as_str())) {
+                return Outcome::Misnamed(Box::new(run));
+            }
+            return Outcome::Caught(Caught {
+                name: bug.name().to_owned(),
+                seed: run.seed,
+                command: command(run.mode).to_owned(),
+                anomalies: names(&run.failures),
+                seeds: run.seed - asked.seeds.start + 1,
+            });
+        }
+        Outcome::NotCaught
+    }
+}
+
+#[cfg(not(feature = "planted"))]
+mod without_bugs {
+    use super::{Asked, Caught};
+    use crate::runner::{command, line, run_all};
+    use crate::scenario::Mode;
+    use std::env;
+    use std::io::{BufRead, BufReader};
+    use std::path::PathBuf;
+    use std::process::{Command, Stdio};
+
+    pub fn run(asked: &Asked) -> bool {
+        let Some((found, caught, last)) = child(asked) else { return false };
+        let passed = control(asked, &caught);
+        if !last.is_empty() {
+            println!("{last}");
+        }
+        found && passed
+    }
+
+    /// Builds and runs a `camus-sim` that has the mistakes. Whether it found all, what it found, and its last line.
+    fn child(asked: &Asked) -> Option<(bool, Vec<Caught>, String)> {
+        let here = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| here.join("../../target"), PathBuf::from);
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // Its own profile: a panic there is a failure of its seed, and not the end of the process.
+        cargo.args(["run", "--locked", "--profile", "sim", "-p", "camus-sim", "--features", "planted"]);
+        cargo.arg("--manifest-path").arg(here.join("Cargo.toml"));
+        cargo.arg("--target-dir").arg(target.join("planted"));
+        cargo.args(["--", "planted"]);
+        cargo.arg("--seeds").arg(format!("{}..{}", asked.seeds.start, asked.seeds.end));
+        cargo.arg("--virtual-s").arg(asked.virtual_s.to_string()).arg("--jobs").arg(asked.jobs.to_string());
+        if let Some(only) = &asked.only {
+            cargo.arg("--only").arg(only);
+        }
+        if let Some(page) = &asked.markdown {
+            cargo.arg("--markdown").arg(page);
+        }
+        println!("this build can not make the mistakes; one that can is built beside it, and run:");
+        println!("  cargo run --profile sim -p camus-sim --features planted -- planted");
+        let mut running = match cargo.stdout(Stdio::piped()).spawn() {
+            Ok(running) => running,
+            Err(error) => {
+                eprintln!("cargo does not run: {error}");
+                return None;
+            }
+        };
+        let (mut caught, mut last) = (Vec::new(), String::new());
+        for line in BufReader::new(running.stdout.take().expect("it was asked for")).lines().map_while(Result::ok) {
+            if line.ends_with(" missed") {
+                last = line;
+                continue;
+            }
+            println!("{line}");
+            caught.extend(Caught::parse(&line));
+        }
+        let status = running.wait();
+        Some((status.is_ok_and(|status| status.success()), caught, last))
+    }
+
+    /// Runs the same seeds without a mistake: each up to the last that one was needed for.
+    fn control(asked: &Asked, caught: &[Caught]) -> bool {
+        let (mut passed, mut failed) = (0u64, 0u64);
+        for mode in [Mode::Run, Mode::Damage, Mode::Replicas] {
+            let of_mode = caught.iter().filter(|one| one.command == command(mode));
+            let Some(last) = of_mode.map(|one| one.seed).max() else { continue };
+            run_all(mode, asked.seeds.start..last + 1, asked.time(), asked.jobs.max(1), |run| {
+                if run.failures.is_empty() {
+                    passed += 1;
+                } else {
+                    failed += 1;
+                    println!("without a mistake {}", line(&run));
+                }
+            });
+        }
+        println!("without the mistakes the same seeds: {passed} passed, {failed} failed");
+        failed == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lost if it fails: the seeds that are run again without a mistake are not those that found one.
+    #[test]
+    fn what_one_process_says_another_reads() {
+        let caught = Caught {
+            name: "reuse-offset".to_owned(),
+            seed: 17,
+            command: "run".to_owned(),
+            anomalies: "acknowledged-lost, moved".to_owned(),
+            seeds: 18,
+        };
+        assert_eq!(Caught::parse(&caught.line()), Some(caught));
+        assert_eq!(Caught::parse("reuse-offset: NOT CAUGHT in 500 seeds"), None);
+    }
+
+    /// Lost if it fails: what a page says around its table.
+    #[test]
+    fn a_table_replaces_the_one_before_it_and_nothing_else() {
+        let page = format!("a\n{TABLE_BEGINS}\nold\n{TABLE_ENDS}\nb\n");
+        assert_eq!(replaced(&page, "new\n"), Some(format!("a\n{TABLE_BEGINS}\nnew\n{TABLE_ENDS}\nb\n")));
+        assert_eq!(replaced("a\n", "new\n"), None);
+    }
+}
