@@ -1,5 +1,5 @@
 //! The links between brokers over the simulator's network: what `link.rs` and `guest.rs` decide, with connections that
-//! come up late, break, and end with their process. A seed that fails is printed; `CAMUS_TEST_SEED=<seed>` runs it alone.
+//! come up late, break, and end with their process. `CAMUS_TEST_SEED=<seed>` runs the seed that failed alone.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use bytes::Bytes;

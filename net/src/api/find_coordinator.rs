@@ -1,8 +1,8 @@
 //! FindCoordinator: which broker serves a group or a transactional id.
 //!
-//! Every group is served by the broker that leads the metadata. Transactions are not served yet, so no transactional id has a coordinator: the
-//! answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a node that would then
-//! refuse.
+//! Every group is served by the broker that leads the metadata. Transactions are not served yet, so no transactional id
+//! has a coordinator: the answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a
+//! node that would then refuse.
 
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};

@@ -247,7 +247,7 @@ pub(super) mod testing {
     use bytes::{Bytes, BytesMut};
     use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
     use camus_engine::types::{BrokerId, CoreId, Index, Mono, ShardId, Term, WallMs};
-    use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut};
+    use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupRefusal};
     use camus_meta::{Command, Decided, Image, Placement, State, Topic};
     use kafka_protocol::protocol::{Decodable, Encodable};
     use std::collections::BTreeMap;
@@ -272,6 +272,8 @@ pub(super) mod testing {
         pub state: Option<State>,
         /// The group coordinator, and how late it is for it.
         pub groups: Coordinator,
+        /// Another broker has it.
+        pub coordinated_elsewhere: bool,
         pub now: Mono,
         /// The image once the commands are decided, where it differs.
         pub after: Option<Arc<Image>>,
@@ -351,6 +353,7 @@ pub(super) mod testing {
                 state: None,
                 after: None,
                 groups: Coordinator::new(Default::default(), Mono(0)),
+                coordinated_elsewhere: false,
                 now: Mono(1),
                 random: 0,
             }
@@ -444,6 +447,9 @@ pub(super) mod testing {
 
         /// The coordinator's answer; time passes until it comes.
         fn ask_group(&mut self, ask: GroupAsk) -> GroupAnswer {
+            if self.coordinated_elsewhere {
+                return ask.refused(GroupRefusal::NotCoordinator);
+            }
             let mut state = self.state.take().unwrap_or_else(|| State::new(vec![ShardId(1), ShardId(2), ShardId(3)]));
             let ticket = Ticket { core: CoreId(0), request: 1, part: 0 };
             let mut out = GroupOut::default();

@@ -1,7 +1,8 @@
 //! Commands that another broker was asked to write, because it leads the meta shard.
 //!
-//! While nobody leads it they wait a little: an election is soon over. Each has one end: what the leader says of it, once every core of this broker has the image in which it can be seen;
-//! or, when the link is gone or the time is up, that nobody knows (the client asks again, and finds out).
+//! While nobody leads it they wait a little: an election is soon over. Each has one end: what the leader says of it,
+//! once every core of this broker has the image in which it can be seen; or, when the link is gone or the time is up,
+//! that nobody knows (the client asks again, and finds out).
 
 use crate::limits;
 use camus_engine::shard::api::Ticket;
@@ -131,7 +132,7 @@ mod tests {
         Ticket { core: CoreId(0), request, part: 0 }
     }
 
-    /// A client would be refused for an election that is over in a moment; or what waits for one would grow without end.
+    /// A client would be refused for an election that is over in a moment; or what waits for one would have no bound.
     #[test]
     fn what_waits_for_a_leader_is_bounded_and_keeps_its_order() {
         let mut forwards = Forwards::new(0);

@@ -177,7 +177,8 @@ settings! {
          Remembered by the data directory: the ids can not be changed later.";
     "camus.cluster.id", Kind::ClusterId, "", "", Effect::Works,
         "The cluster that a new data directory belongs to, 22 characters (`head -c 16 /dev/urandom | basenc \
-         --base64url | tr -d =`). Needed with camus.cluster.brokers, the same on all of them; alone a broker draws one.";
+         --base64url | tr -d =`). Needed with camus.cluster.brokers, the same on all of them; a broker that is alone \
+         draws one.";
     "camus.peer.listen", Kind::Address, "", "", Effect::Works,
         "Where this broker lets the others of its cluster connect, core N at the port + N; the address that \
          camus.cluster.brokers has for it where nothing is said. Neither encrypted nor authenticated: for a network \
