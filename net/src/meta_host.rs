@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// In a ticket: the command was asked for by the coordinator of groups, and `request` is its token. No core has this
 /// number.
 pub const COORDINATOR: CoreId = CoreId(u16::MAX);
-/// In a ticket: the command was asked for by another broker; `part` is its id, `request` its number for it.
+/// In a ticket: the command was asked for by another broker; `part` is its raft id, `request` its number for it.
 pub const FORWARDED: CoreId = CoreId(u16::MAX - 1);
 
 /// Owned by the node of core 0.

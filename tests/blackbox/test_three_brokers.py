@@ -15,6 +15,7 @@ from harness import batch as rb
 from harness.broker import fresh
 from harness.cluster import MOVED, Cluster
 from harness.wait import until
+from harness.wire import TIMED_OUT
 
 pytestmark = [pytest.mark.camus_only, pytest.mark.restarts]
 
@@ -176,6 +177,24 @@ def test_any_broker_is_a_way_in_for_unchanged_clients(cluster):
     groups = admin.list_consumer_groups().result(20)
     assert group in [g.group_id for g in groups.valid], groups.errors
     assert not groups.errors
+
+
+def test_a_topic_is_made_while_the_metadata_changes_hands(cluster):
+    """Lost otherwise: an admin call that comes during an election; librdkafka does not repeat it by itself."""
+    cluster = cluster()
+    for _ in range(3):
+        controller = cluster.on(1).metadata()["controller"]
+        others = [id for id in cluster.brokers if id != controller]
+        for id in others:
+            cluster.on(id).metadata()
+        cluster.kill_9(controller)
+        for id in others:
+            error = cluster.on(id).create_topic(fresh())
+            # what was on the way to the killed one is nobody's to know
+            assert error in {0, TIMED_OUT}, error
+            assert cluster.on(id).create_topic(fresh()) == 0
+        cluster.launch(controller)
+        cluster.wait_ready(controller)
 
 
 def test_a_broker_of_another_cluster_is_refused_and_says_why(tmp_path, cluster):

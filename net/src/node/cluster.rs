@@ -106,7 +106,7 @@ impl Node {
     /// nobody can be asked now. False: it is to be written here, or refused.
     pub(super) fn forward(&mut self, now: Mono, ticket: Ticket, command: &Command) -> bool {
         let leads = self.meta.as_ref().is_none_or(MetaHost::is_leading);
-        if self.hub.is_none() || leads || ticket.core == FORWARDED || ticket.core == COORDINATOR {
+        if self.hub.is_none() || leads || ticket.core == COORDINATOR || ticket.core == FORWARDED && !self.is_elected() {
             return false;
         }
         let bytes = command.encode();
@@ -117,11 +117,18 @@ impl Node {
         self.pass_on(now, ticket, bytes.into()) || self.forwards.hold(now, ticket, command.clone(), len)
     }
 
+    /// This broker is to lead the meta shard, and perhaps does not serve it yet.
+    fn is_elected(&self) -> bool {
+        let leader = self.broker.shards.leader(META_SHARD);
+        leader.is_some_and(|(leader, _)| broker_of(leader) == self.broker.settings.broker)
+    }
+
     fn pass_on(&mut self, now: Mono, ticket: Ticket, command: Bytes) -> bool {
         let Some(hub) = &mut self.hub else { return false };
         let Some((leader, _)) = self.broker.shards.leader(META_SHARD) else { return false };
         let to = broker_of(leader);
-        if !hub.is_up(to) || !self.forwards.has_room() {
+        // what came from another broker goes no further
+        if ticket.core == FORWARDED || !hub.is_up(to) || !self.forwards.has_room() {
             return false;
         }
         let number = self.forwards.begin(now, ticket, to);
@@ -138,7 +145,7 @@ impl Node {
         while let Some(held) = self.forwards.next_held() {
             if self.meta.as_ref().is_some_and(MetaHost::is_leading) {
                 self.propose(rt, held.ticket, &held.command);
-            } else if now >= held.until {
+            } else if now >= held.until || held.ticket.core == FORWARDED && !self.is_elected() {
                 self.decide(rt, 0, held.ticket, Err(Refused::NoLeader));
             } else if !self.pass_on(now, held.ticket, held.command.encode().into()) {
                 return self.forwards.hold_on(held);
