@@ -40,8 +40,8 @@ pub const OUTBOX_MAX: usize = 4096;
 pub const MESH_PER_TURN_MAX: usize = 4096;
 /// How often in one turn answers may lead to further requests, before the shell is asked for what came meanwhile.
 pub const ROUNDS_PER_TURN_MAX: usize = 4;
-/// A disk that has not ended anything for this long, though the log waits for it, hangs, and `/readyz` says so. Slow ones
-/// end something in it.
+/// A disk that has not ended anything for this long, though the log waits for it, hangs, and `/readyz` says so. A slow
+/// one ends something meanwhile.
 pub const DISK_HANGS_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 /// What runs when the broker is told to stop has this long to end.
 pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);

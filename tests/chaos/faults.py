@@ -375,7 +375,7 @@ def sigstop(run):
             broker.signal(signal.SIGCONT)
         raw.close()
         before, woke = [p.count_acked() for p in producers], time.monotonic()
-        until(lambda: all(p.count_acked() > b for p, b in zip(producers, before, strict=True)), 30, "all go on")  # noqa: B023
+        until(lambda was=before: all(p.count_acked() > b for p, b in zip(producers, was, strict=True)), 30, "all go on")
         run.say(f"{seconds} s: every client went on {time.monotonic() - woke:.1f} s after it woke")
         assert broker.alive() and broker.get("/livez")[0] == 200
     judged(run, client, topic, producers, follower)

@@ -445,7 +445,7 @@ mod tests {
             (entry(META_SHARD, RecordKind::Meta, 8), b"8", 3),
             (part(META_SHARD, 8), b"not read", 4),
         ];
-        let (shard, meta) = scanned(&records).expect("nothing is missing");
+        let (_, meta) = scanned(&records).expect("nothing is missing");
         assert_eq!(meta.snapshot, Some((Index(7), b"7".to_vec())));
         assert_eq!(meta.commands, [(Index(8), Bytes::from_static(b"8"))]);
     }
