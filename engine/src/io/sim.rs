@@ -110,8 +110,8 @@ impl SimDisk {
         self.0.borrow_mut().capacity_bytes = bytes;
     }
 
-    /// The next `n` writes fail, on their way to the cache (half of these are short) or in their flush, with EIO; any of
-    /// their sectors may be on the media all the same.
+    /// The next `n` writes fail, on their way to the cache (half of these are short) or in their flush, with EIO; any
+    /// of their sectors may be on the media all the same.
     pub fn fail_writes(&self, n: u32) {
         self.0.borrow_mut().faults.writes = n;
     }

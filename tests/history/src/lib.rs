@@ -4,7 +4,8 @@
 //! knows a broker, a clock or chance.
 //!
 //! Files: `history.rs` the events and their format; `check.rs` the judgement on logs; `marks.rs` the judgement on what
-//! must not go back; `epochs.rs` the judgement on where leader epochs end; `anomaly.rs` what can be wrong, with its name and its text.
+//! must not go back; `epochs.rs` the judgement on where leader epochs end; `anomaly.rs` what can be wrong, with its
+//! name and its text.
 
 mod anomaly;
 mod check;

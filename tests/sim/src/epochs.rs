@@ -1,5 +1,5 @@
-//! A consumer that asks where leader epochs end, as those do that come back to a partition whose leader may have changed:
-//! was what it has read cut off meanwhile?
+//! A consumer that asks where leader epochs end, as those do that come back to a partition whose leader may have
+//! changed: was what it has read cut off meanwhile?
 
 use crate::batches::epochs;
 use crate::kit::SimBroker;

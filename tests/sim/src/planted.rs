@@ -1,8 +1,8 @@
-//! `camus-sim planted`: mistakes that production code could have (`engine/src/planted.rs`), one after the other, each of
-//! which has to be found by the seeds that everything else is tested with, and under the right name.
+//! `camus-sim planted`: mistakes that production code could have (`engine/src/planted.rs`), one after the other, each
+//! of which has to be found by the seeds that everything else is tested with, and under the right name.
 //!
-//! Nothing that ships can make these mistakes: they are behind a feature. A build without it makes one that has it, lets
-//! that one run, and then runs the same seeds itself, which have to pass: so it was the mistake that was found.
+//! Nothing that ships can make these mistakes: they are behind a feature. A build without it makes one that has it,
+//! lets that one run, and then runs the same seeds itself, which have to pass: so it was the mistake that was found.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "what it finds is said as it is found")]
 
 use std::ops::Range;
