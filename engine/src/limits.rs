@@ -57,6 +57,8 @@ pub const REPLICA_MESSAGE_BYTES_MAX: usize = 256 * 1024;
 pub const REPLICA_OUTBOX_MESSAGES_MAX: usize = 64;
 /// Messages of leaders that a core holds back because its WAL has no room. What is over it is lost and sent again.
 pub const REPLICA_PARKED_MESSAGES_MAX: usize = 16;
+/// Brokers of one cluster: each has a copy of everything, and a leader sends to all others.
+pub const BROKERS_MAX: usize = 9;
 const _: () = assert!(REPLICA_TAIL_ENTRIES_MAX <= REPLICA_LAG_ENTRIES_MAX);
 const _: () = assert!(REPLICA_MESSAGE_BYTES_MAX <= WAL_GROUP_BYTES_MAX / 2);
 

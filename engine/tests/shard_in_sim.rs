@@ -621,6 +621,31 @@ fn a_log_at_its_limit_takes_deletions_and_heals_by_them() {
     }
 }
 
+/// Lost if it fails: a log at its limit whose reserve is spent on commits of offsets, and which takes no deletion then.
+#[test]
+fn at_the_limit_commands_that_free_nothing_leave_the_reserve_alone() {
+    for seed in seeds(0..3) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { segments_max: 8, ..SMALL });
+        let p = bench.add(1, 1);
+        let mut tag = 0;
+        loop {
+            tag += 1;
+            if bench.produce(p, &plain(tag, 1, 3_000)).is_err() {
+                break;
+            }
+        }
+        // many times what the reserve takes
+        bench.flood(1, 100..40_100);
+        bench.run_ms(2_000);
+        let waiting = bench.commands_waiting();
+        assert!(waiting > 0, "the log took commands beyond its limit");
+        bench.trim(p, None).expect("the reserve is for this");
+        bench.run_ms(2_000);
+        assert!(bench.commands_waiting() < waiting, "what was deleted makes room");
+    }
+}
+
 /// Lost if it fails: a broker at its limit that does not come back, or takes the disk beyond it restart by restart.
 #[test]
 fn at_the_limit_every_start_serves_and_takes_deletions_and_the_disk_holds() {

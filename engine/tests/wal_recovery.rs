@@ -227,6 +227,19 @@ fn a_missing_segment_refuses_to_start() {
     assert!(matches!(refusal(&short), WalError::Truncated { found: 20_000, .. }));
 }
 
+/// Lost if it fails: the records of the newest segment, whose file was emptied: it is no spare that was never used.
+#[test]
+fn a_file_that_was_cut_before_its_header_refuses_to_start() {
+    let whole = crashed(four_segments());
+    for length in [0, 100, BLOCK - 1] {
+        for file in whole.volume.files.keys().copied().collect::<Vec<_>>() {
+            let mut cut = whole.clone();
+            bytes(&mut cut, file).truncate(length);
+            assert!(matches!(refusal(&cut), WalError::CutShort { found, .. } if found == length as u64));
+        }
+    }
+}
+
 /// Lost if it fails: all records of a segment whose first block is damaged.
 #[test]
 fn a_segment_whose_header_is_gone_refuses_to_start() {

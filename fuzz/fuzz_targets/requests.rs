@@ -6,10 +6,11 @@ use camus_engine::shard::api::{
     Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable, Ticket,
 };
 use camus_engine::types::{BrokerId, CoreId, LeaderEpoch, Mono, Offset, ShardId, Term, WallMs};
-use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut};
+use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupRefusal};
 use camus_meta::{Command, Image, Placement, State, Topic};
 use camus_net::api::init_producer_id::ProducerIds;
 use camus_net::api::session::Sessions;
+use camus_net::node::Member;
 use camus_net::api::{Ctx, Outcome, Request, Settings, Woke, table};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
@@ -72,7 +73,10 @@ fn answer(ask: &Ask, mood: u8) -> Answer {
 }
 
 /// The coordinator's answer; time passes until it comes.
-fn group(coordinator: &mut Coordinator, state: &mut State, ask: GroupAsk) -> GroupAnswer {
+fn group(coordinator: &mut Coordinator, state: &mut State, ask: GroupAsk, mood: u8) -> GroupAnswer {
+    if mood & 128 != 0 {
+        return ask.refused(GroupRefusal::NotCoordinator);
+    }
     let ticket = Ticket { core: CoreId(0), request: 1, part: 0 };
     let (mut out, mut now) = (GroupOut::default(), Mono(1_000_000_000));
     coordinator.ask(now, ticket, ask, state, &mut out);
@@ -112,6 +116,12 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         groups: Default::default(),
         given: Vec::new(),
     };
+    let member = |id: i32| Member {
+        id: BrokerId(id),
+        advertised: ("localhost".to_owned(), 9090 + id as u16),
+        peer: ([127, 0, 0, 1], 9000).into(),
+    };
+    let brokers: Vec<Member> = if mood & 64 == 0 { vec![member(1)] } else { (1..4).map(member).collect() };
     let (mut sessions, mut producer_ids) = (Sessions::default(), ProducerIds::default());
     let mut state = State::new(vec![ShardId(1), ShardId(2)]);
     let mut coordinator = Coordinator::new(Default::default(), Mono(0));
@@ -125,6 +135,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
         wall: WallMs(1_800_000_000_000),
         image: image(),
         shards: &shards,
+        brokers: &brokers,
         settings: &settings,
         sessions: &mut sessions,
         producer_ids: &mut producer_ids,
@@ -161,7 +172,7 @@ fuzz_target!(|input: (u8, u8, u8, &[u8])| {
                 then(&mut ctx, decided)
             }
             Outcome::Group(ask, then) => {
-                let answer = group(&mut coordinator, &mut state, ask);
+                let answer = group(&mut coordinator, &mut state, ask, mood);
                 then(&mut ctx, answer)
             }
             Outcome::Sleep(_, then) => {

@@ -98,6 +98,21 @@ pub enum DecodeError {
 }
 
 impl Command {
+    /// Whether it gives space of the log back, or the cluster can not begin without it: such a command is taken where
+    /// there is no room for others (docs/adr/0002).
+    pub fn frees_space(&self) -> bool {
+        match self {
+            Command::Bootstrap { .. } | Command::DeleteTopic { .. } | Command::AlterTopicConfigs { .. } => true,
+            Command::CreateTopic { .. }
+            | Command::CreatePartitions { .. }
+            | Command::TakeProducerIds { .. }
+            | Command::CommitOffsets { .. }
+            | Command::DeleteOffsets { .. }
+            | Command::DeleteGroups { .. }
+            | Command::ExpireOffsets { .. } => false,
+        }
+    }
+
     /// As it is in the log: the format's number, then the fields (postcard).
     pub fn encode(&self) -> Vec<u8> {
         encode(self)
@@ -107,6 +122,16 @@ impl Command {
     pub fn decode(bytes: &[u8]) -> Result<Command, DecodeError> {
         decode(bytes)
     }
+}
+
+/// For the way from the broker that leads the meta shard to the one that was asked. Never in a log.
+pub fn encode_decided(decided: &Decided) -> Vec<u8> {
+    encode(decided)
+}
+
+/// Takes any bytes; allocates in proportion to them.
+pub fn decode_decided(bytes: &[u8]) -> Result<Decided, DecodeError> {
+    decode(bytes)
 }
 
 pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -199,6 +224,9 @@ pub enum Refused {
     /// Retriable: the meta shard has no leader, or can not write now.
     #[error("the metadata can not be changed now: {why}")]
     Unavailable { why: String },
+    /// Retriable: it was not written anywhere, since nobody leads the meta shard that could be asked.
+    #[error("no broker leads the metadata now")]
+    NoLeader,
 }
 
 /// Where one partition lives.
@@ -283,6 +311,23 @@ mod tests {
             let bytes = [head, &endless[..]].concat();
             assert!(matches!(Command::decode(&bytes), Err(DecodeError::Malformed { .. })), "{bytes:?}");
         }
+    }
+
+    /// A broker would tell its client another end of the command than the one that it had.
+    #[test]
+    fn what_was_decided_is_told_as_it_was() {
+        let id = Uuid::from_u128(7);
+        for decided in [
+            Ok(Done::TopicCreated { id, partitions: 3 }),
+            Ok(Done::ProducerIds { first: ProducerIdRange { first: 5000, count: 1000 } }),
+            Err(Refused::TopicExists { name: "t".to_owned() }),
+            Err(Refused::TooManyOffsets { limit: 1, bytes_limit: 2 }),
+            Err(Refused::NoLeader),
+        ] {
+            assert_eq!(decode_decided(&encode_decided(&decided)), Ok(decided));
+        }
+        assert_eq!(decode_decided(&[]), Err(DecodeError::Empty));
+        assert!(decode_decided(&[1, 9]).is_err());
     }
 
     proptest! {

@@ -15,6 +15,7 @@ pub mod state;
 
 pub use command::{
     Command, Decided, DecodeError, Done, PartitionOffset, Placement, ProducerIdRange, Refused, TopicOffsets,
+    decode_decided, encode_decided,
 };
 pub use image::{Image, Topic};
 pub use state::State;

@@ -162,7 +162,7 @@ pub fn produce_code(refusal: &Refusal) -> Code {
 /// What a client is told when the meta shard did not do what it asked.
 ///
 /// `Unavailable` is REQUEST_TIMED_OUT: retriable in every admin client, and like a time-out it leaves open whether the
-/// change will still come about.
+/// change will still come about. `NoLeader` is NOT_CONTROLLER: it did not, and the client asks who the controller is.
 pub fn meta_code(refused: &Refused) -> Code {
     match refused {
         Refused::TopicExists { .. } => Code::TopicAlreadyExists,
@@ -176,6 +176,7 @@ pub fn meta_code(refused: &Refused) -> Code {
         Refused::InvalidRequest { .. } => Code::InvalidRequest,
         Refused::TooManyOffsets { .. } => Code::InvalidCommitOffsetSize,
         Refused::Unavailable { .. } => Code::RequestTimedOut,
+        Refused::NoLeader => Code::NotController,
     }
 }
 
@@ -198,6 +199,7 @@ pub fn group_code(refusal: GroupRefusal) -> Code {
         GroupRefusal::CommitTooLarge => Code::InvalidCommitOffsetSize,
         GroupRefusal::Busy => Code::CoordinatorLoadInProgress,
         GroupRefusal::Stopping => Code::CoordinatorNotAvailable,
+        GroupRefusal::NotCoordinator => Code::NotCoordinator,
     }
 }
 
@@ -228,6 +230,7 @@ mod tests {
             (SubscribedToTopic, 86),
             (Busy, 14),
             (Stopping, 15),
+            (NotCoordinator, 16),
         ];
         for (refusal, code) in codes {
             assert_eq!(group_code(refusal).wire(), code, "{refusal}");

@@ -3,7 +3,7 @@
 //! `frame.rs` and `conn.rs` cut requests out of bytes and keep answers in order; `codec.rs` reads and writes Kafka's
 //! primitive types; `errors.rs` makes error codes of refusals; `limits.rs` bounds all of it; `api/` holds one file for
 //! each API, pure functions of the request and what the core knows; `meta_host.rs` runs the meta shard's state machine;
-//! `node.rs` joins connections to the shards of this broker.
+//! `node.rs` joins connections to the shards of this broker; `peer/` is what goes between brokers.
 //!
 //! Requests are decoded with [`codec::Reader`] only. The decoders of the `kafka-protocol` crate reserve what an array's
 //! count announces, up to 2^31 elements, before they look at the bytes, and store every unknown tagged field: a request
@@ -17,3 +17,4 @@ pub mod frame;
 pub mod limits;
 pub mod meta_host;
 pub mod node;
+pub mod peer;

@@ -1,6 +1,10 @@
 //! Every bound of the wire, with its unit last and its reason beside it.
 
-use camus_engine::limits::{BATCH_BYTES_MAX, FRAME_BYTES_MAX, PARTITIONS_MAX};
+use camus_engine::limits::{
+    BATCH_BYTES_MAX, BROKERS_MAX, FRAME_BYTES_MAX, PARTITIONS_MAX, REPLICA_MESSAGE_BYTES_MAX,
+    REPLICA_MESSAGE_ENTRIES_MAX, WAL_RECORD_BYTES_MAX,
+};
+use camus_engine::wal::format::RECORD_HEAD_BYTES;
 
 /// The smallest request frame: API key, version and correlation id.
 pub const FRAME_BYTES_MIN: usize = 8;
@@ -36,6 +40,9 @@ pub const OUTBOX_MAX: usize = 4096;
 pub const MESH_PER_TURN_MAX: usize = 4096;
 /// How often in one turn answers may lead to further requests, before the shell is asked for what came meanwhile.
 pub const ROUNDS_PER_TURN_MAX: usize = 4;
+/// A disk that has not ended anything for this long, though the log waits for it, hangs, and `/readyz` says so. A slow
+/// one ends something meanwhile.
+pub const DISK_HANGS_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
 /// What runs when the broker is told to stop has this long to end.
 pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// A client that is in the way and moves nothing for this long is closed when memory is short.
@@ -61,3 +68,49 @@ pub const FETCH_SHARE: usize = 4;
 pub const WAL_STARVED: std::time::Duration = std::time::Duration::from_secs(2);
 /// How often idle connections are looked for.
 pub const IDLE_CHECK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// A frame between brokers: the largest record beside the heads of a message with many small ones.
+pub const PEER_FRAME_BYTES_MAX: usize = WAL_RECORD_BYTES_MAX + 1024 * 1024;
+/// Entries of one message between replicas: as many empty ones as the sender puts into
+/// [`camus_engine::limits::REPLICA_MESSAGE_BYTES_MAX`], and some.
+pub const PEER_ENTRIES_MAX: usize = 4096;
+/// Raft's own few bytes in a message.
+pub const PEER_CONTEXT_BYTES_MAX: usize = 256;
+/// The largest command that is passed on to the broker that leads the meta shard.
+pub const PEER_COMMAND_BYTES_MAX: usize = 1024 * 1024;
+/// What a connection may bring before it has said whose it is.
+pub const PEER_HELLO_BYTES_MAX: usize = 1024;
+/// What waits on the way to one broker at which messages with bodies are lost. One may go over it.
+pub const PEER_QUEUE_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Frames that wait there at which all of them are lost.
+pub const PEER_QUEUE_FRAMES_MAX: usize = 16_384;
+/// What is sent at once, unless one frame is larger.
+pub const PEER_SEND_BYTES_MAX: usize = 1024 * 1024;
+/// Connections of other brokers to one core: each has one, and may have a new one beside one that is dead.
+pub const PEER_GUESTS_MAX: usize = 4 * BROKERS_MAX;
+/// How often a broker says over a link that it is there, and asks the same of the other end.
+pub const PEER_PING_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
+/// A link whose other end says nothing for this long is closed, and made anew: TCP alone would wait for minutes.
+pub const PEER_SILENT_MAX: std::time::Duration = std::time::Duration::from_secs(3);
+/// What a connection has to come up in, hellos included.
+pub const PEER_HELLO_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+/// The pause before a link is tried again: doubled each time, up to the second one.
+pub const PEER_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(20);
+pub const PEER_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+/// After a hello that does not fit: it will not, until somebody changes a setting.
+pub const PEER_RETRY_MISMATCH: std::time::Duration = std::time::Duration::from_secs(5);
+/// Commands of this broker that the leader of the meta shard has been asked to write.
+pub const FORWARDS_MAX: usize = 4096;
+/// Commands that wait for somebody to lead the meta shard: how many, how large together, and for how long (an election
+/// takes a part of a second). What is over it is refused at once.
+pub const FORWARDS_HELD_MAX: usize = 1024;
+pub const FORWARDS_HELD_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub const FORWARD_HELD_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+/// After this a command that was passed on is answered as one that may or may not have been written.
+pub const FORWARD_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+
+const _: () = assert!(PEER_ENTRIES_MAX > REPLICA_MESSAGE_BYTES_MAX / RECORD_HEAD_BYTES);
+const _: () = assert!(REPLICA_MESSAGE_ENTRIES_MAX <= PEER_ENTRIES_MAX);
+const _: () =
+    assert!(PEER_COMMAND_BYTES_MAX < PEER_FRAME_BYTES_MAX && REPLICA_MESSAGE_BYTES_MAX < PEER_FRAME_BYTES_MAX);
+const _: () = assert!(PEER_SILENT_MAX.as_millis() > 2 * PEER_PING_EVERY.as_millis());

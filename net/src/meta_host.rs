@@ -8,14 +8,16 @@ use bytes::Bytes;
 use camus_engine::shard::api::Ticket;
 use camus_engine::shard::core::{Core, MetaCommitted, RecoveredMeta};
 use camus_engine::types::{CoreId, Index, Mono, ShardId, WallMs};
-use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupSettings, Token};
+use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupRefusal, GroupSettings, Token};
 use camus_meta::{Command, Decided, Image, Refused, State};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// In a ticket: the command was asked for by the coordinator of groups, and `request` is its token. No core has this
 /// number.
 pub const COORDINATOR: CoreId = CoreId(u16::MAX);
+/// In a ticket: the command was asked for by another broker; `part` is its raft id, `request` its number for it.
+pub const FORWARDED: CoreId = CoreId(u16::MAX - 1);
 
 /// Owned by the node of core 0.
 #[derive(Debug)]
@@ -23,12 +25,17 @@ pub struct MetaHost {
     state: State,
     cluster_id: String,
     leading: bool,
+    /// There are other brokers: each applies the log and has the image, one of them leads.
+    replicated: bool,
     bootstrapping: bool,
     /// The newest image that each core is known to have.
     seen: Vec<u64>,
     published: u64,
     /// Decisions that wait until all cores have seen them, in the order of the log.
     waiting: VecDeque<(u64, Ticket, Decided)>,
+    /// Who asked for a command that is in the log and not committed. Kept where it is replicated: who leads next may
+    /// write over it.
+    asked: BTreeSet<Ticket>,
     groups: Coordinator,
     group_out: GroupOut,
 }
@@ -65,45 +72,70 @@ impl MetaHost {
             state,
             cluster_id,
             leading: false,
+            replicated: false,
             bootstrapping: false,
             seen: vec![0; cores],
             published: 0,
             waiting: VecDeque::new(),
+            asked: BTreeSet::new(),
             groups: Coordinator::new(groups, Mono(0)),
             group_out: GroupOut::default(),
         })
+    }
+
+    /// There are other brokers with a replica of the log.
+    pub fn set_replicated(&mut self) {
+        self.replicated = true;
+    }
+
+    pub fn is_leading(&self) -> bool {
+        self.leading
     }
 
     /// Puts a command into the log; the answer comes through [`Self::next_answer`], or at once if it can not be
     /// written.
     pub fn propose(&mut self, core: &mut Core, ticket: Ticket, command: &Command) -> Option<Decided> {
         let unavailable = |why: &str| Some(Err(Refused::Unavailable { why: why.to_owned() }));
+        if !self.leading && self.replicated {
+            return Some(Err(Refused::NoLeader));
+        }
         if !self.leading {
             return unavailable("the meta shard has no leader yet");
         }
         let bytes: Bytes = command.encode().into();
-        if !core.propose_meta(Some(ticket), bytes) {
+        if !core.propose_meta(Some(ticket), bytes, command.frees_space()) {
             return unavailable("its log has no room");
+        }
+        if self.replicated {
+            self.asked.insert(ticket);
         }
         None
     }
 
     /// A request to a group; its answer is among [`Self::take_group_answers`], now or later.
     pub fn ask_group(&mut self, core: &mut Core, now: Mono, ticket: Ticket, ask: GroupAsk) {
+        if !self.leading && self.replicated {
+            self.group_out.answers.push((ticket, ask.refused(GroupRefusal::NotCoordinator)));
+            return;
+        }
         self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out);
         self.propose_of_groups(core);
     }
 
     pub fn tick_groups(&mut self, core: &mut Core, now: Mono, wall: WallMs) {
-        if self.groups.next_deadline() <= now {
+        if self.coordinates() && self.groups.next_deadline() <= now {
             self.groups.tick(now, wall, &self.state, &mut self.group_out);
             self.propose_of_groups(core);
         }
     }
 
     /// When [`Self::tick_groups`] has something to do.
-    pub fn next_group_deadline(&self) -> Mono {
-        self.groups.next_deadline()
+    pub fn next_group_deadline(&self) -> Option<Mono> {
+        self.coordinates().then(|| self.groups.next_deadline())
+    }
+
+    fn coordinates(&self) -> bool {
+        self.leading || !self.replicated
     }
 
     /// The broker stops: nobody waits for a group any more.
@@ -129,16 +161,49 @@ impl MetaHost {
         }
     }
 
-    /// The meta shard is led from here: an empty cluster gets its first command.
-    pub fn lead(&mut self) {
+    /// The meta shard is led from here: an empty cluster gets its first command, and groups come here.
+    pub fn lead(&mut self, now: Mono) {
         self.leading = true;
+        if self.replicated {
+            self.groups.take_over(now);
+        }
+    }
+
+    /// Another broker leads, or will. Whoever waits for a command that is not committed is told so: it may or may not
+    /// come about. Whoever waits for a group is sent to the other.
+    pub fn step_down(&mut self) {
+        (self.leading, self.bootstrapping) = (false, false);
+        let unknown = || Err(Refused::Unavailable { why: "its leadership changed meanwhile".to_owned() });
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (of_groups, others): (VecDeque<_>, VecDeque<_>) = all.partition(|(_, to, _)| to.core == COORDINATOR);
+        self.waiting = others;
+        for (_, ticket, decided) in of_groups {
+            self.group_decided(ticket, decided);
+        }
+        for ticket in std::mem::take(&mut self.asked) {
+            match ticket.core {
+                COORDINATOR => self.group_decided(ticket, unknown()),
+                _ => self.waiting.push_back((0, ticket, unknown())),
+            }
+        }
+        self.groups.step_down(&mut self.group_out);
+    }
+
+    /// The command of this ticket is in no log any more.
+    pub fn lost(&mut self, ticket: Ticket) {
+        if self.asked.remove(&ticket) {
+            match ticket.core {
+                COORDINATOR => self.group_decided(ticket, Err(Refused::NoLeader)),
+                _ => self.waiting.push_back((0, ticket, Err(Refused::NoLeader))),
+            }
+        }
     }
 
     /// The first command of a cluster, as soon as it can be written.
     pub fn bootstrap(&mut self, core: &mut Core) {
         if self.leading && !self.bootstrapping && self.state.image().cluster_id.is_empty() {
             let command = Command::Bootstrap { cluster_id: self.cluster_id.clone() };
-            self.bootstrapping = core.propose_meta(None, command.encode().into());
+            self.bootstrapping = core.propose_meta(None, command.encode().into(), command.frees_space());
         }
     }
 
@@ -148,7 +213,8 @@ impl MetaHost {
         let MetaCommitted { index, ticket, command } = committed;
         let command = Command::decode(&command).unwrap_or_else(|e| panic!("entry {index} of the meta shard: {e}"));
         let decided = self.state.apply(index, &command);
-        if let Some(ticket) = ticket {
+        // who was told that nobody knows is not told again
+        if let Some(ticket) = ticket.filter(|ticket| !self.replicated || self.asked.remove(ticket)) {
             self.waiting.push_back((self.state.image().version, ticket, decided));
         }
     }
@@ -156,7 +222,7 @@ impl MetaHost {
     /// The image, if it is newer than what was last taken from here.
     pub fn publish(&mut self) -> Option<Arc<Image>> {
         let image = self.state.image();
-        if !self.leading || image.cluster_id.is_empty() || image.version == self.published {
+        if !(self.leading || self.replicated) || image.cluster_id.is_empty() || image.version == self.published {
             return None;
         }
         self.published = image.version;
@@ -168,14 +234,15 @@ impl MetaHost {
         *seen = version.max(*seen);
     }
 
-    /// The next decision that every core has seen.
-    pub fn next_answer(&mut self) -> Option<(Ticket, Decided)> {
-        let everywhere = self.seen.iter().copied().min().unwrap_or(0);
-        let (version, _, _) = self.waiting.front()?;
-        if *version > everywhere {
-            return None;
-        }
-        self.waiting.pop_front().map(|(_, ticket, decided)| (ticket, decided))
+    /// The newest image that every core has.
+    pub fn seen_everywhere(&self) -> u64 {
+        self.seen.iter().copied().min().unwrap_or(0)
+    }
+
+    /// The next decision that every core has seen, and the version of the image that it led to.
+    pub fn next_answer(&mut self) -> Option<(u64, Ticket, Decided)> {
+        let everywhere = self.seen_everywhere();
+        self.waiting.pop_front_if(|(version, _, _)| *version <= everywhere)
     }
 
     pub fn snapshot(&self) -> Vec<u8> {

@@ -2,14 +2,17 @@
 //!
 //! The driver of a shell ([`camus_engine::rt::Driver`]): the same in production and in the simulator. A turn: what the
 //! mesh and the shell brought, requests that may start, the pump, answers, sends. Nothing here decides what a request
-//! means (`api/`) or what a partition does (`camus_engine::shard`).
+//! means (`api/`), what a partition does (`camus_engine::shard`) or what goes between brokers (`peer/`; joined to the
+//! node in `node/cluster.rs`).
 
 use crate::api::init_producer_id::ProducerIds;
 use crate::api::session::Sessions;
 use crate::api::{AfterAsk, AfterGroup, AfterMeta, AfterSleep, Ctx, Outcome, Settings, Woke, table};
 use crate::conn::{Conn, Finished, RequestNo};
 use crate::limits;
-use crate::meta_host::{COORDINATOR, MetaHost};
+use crate::meta_host::{COORDINATOR, FORWARDED, MetaHost};
+use crate::peer::forward::Forwards;
+use crate::peer::hub::Hub;
 use bytes::Bytes;
 use camus_engine::limits::BATCH_BYTES_DEFAULT;
 use camus_engine::rt::mesh::Port;
@@ -17,7 +20,7 @@ use camus_engine::rt::{ConnId, Driver, Event, ListenerId, Rt, Turn};
 use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
 use camus_engine::shard::core::{Core, Out};
 use camus_engine::stats::{CoreStats, Counters};
-use camus_engine::types::{CoreId, Mono, PartitionId, ShardId};
+use camus_engine::types::{BrokerId, CoreId, Lsn, Mono, PartitionId, ShardId};
 use camus_engine::wal::WalError;
 use camus_meta::groups::{GroupAnswer, GroupAsk};
 use camus_meta::{Command, Decided, Image};
@@ -28,6 +31,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+
+mod cluster;
 
 /// What one core says to another. Plain data and shared bytes.
 #[derive(Debug)]
@@ -82,6 +87,20 @@ pub struct Broker {
     pub frame_bytes_max: usize,
     /// `connections.max.idle.ms`
     pub idle_max: Duration,
+    /// The brokers of the cluster, this one included, by id; one alone: no peer traffic.
+    pub brokers: Vec<Member>,
+    /// Where this broker takes its peers' connections: core n on the port + n. None for a lone broker.
+    pub peer_listen: Option<SocketAddr>,
+}
+
+/// A broker of the cluster. All of them have the same number of cores, and so the same shards on core n.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    pub id: BrokerId,
+    /// How clients reach it.
+    pub advertised: (String, u16),
+    /// Core n: port + n.
+    pub peer: SocketAddr,
 }
 
 /// One address that every core listens on.
@@ -96,12 +115,16 @@ pub struct Listener {
 pub trait Report {
     /// Its WAL is read; its loop turns.
     fn recovered(&self);
-    /// It leads its shards and knows the metadata.
+    /// It knows the metadata, and who leads its shards: this broker, or another one. Its first records are on the
+    /// media.
     fn serving(&self);
     /// It accepts connections.
     fn listening(&self);
     /// Whether the WAL can take records; said when it changes.
     fn has_space(&self, has: bool);
+    /// Whether the disk has not ended anything for [`limits::DISK_HANGS_AFTER`] though the WAL waits for it; said when
+    /// it changes.
+    fn disk_hangs(&self, _hangs: bool) {}
     fn stopping(&self);
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error);
     /// The storage lied: the process has to end now. The real one does not return.
@@ -177,6 +200,10 @@ pub struct Node {
     out: Out,
     meta: Option<MetaHost>,
     port: Port<Msg>,
+    /// The links to other brokers, where there are any.
+    hub: Option<Hub>,
+    /// Commands that another broker was asked to write. On core 0.
+    forwards: Forwards,
     /// What did not fit into a lane, by core. Bounded by what is in flight: nothing new starts while one is long.
     outbox: Vec<VecDeque<Msg>>,
     image: Arc<Image>,
@@ -219,6 +246,9 @@ pub struct Node {
     marked: bool,
     report: Box<dyn Report>,
     had_space: bool,
+    /// What of the WAL was durable when that moved last, or when there was nothing to wait for; and when.
+    disk_moved: Option<(Lsn, Mono)>,
+    disk_hung: bool,
     failed: bool,
 }
 
@@ -235,6 +265,11 @@ impl Node {
     ) -> Node {
         assert_eq!(meta.is_some(), me == CoreId(0), "the meta shard lives on core 0");
         let cores = broker.cores;
+        let hub = cluster::hub(&broker, me);
+        let mut meta = meta;
+        if let Some(meta) = meta.as_mut().filter(|_| hub.is_some()) {
+            meta.set_replicated();
+        }
         Node {
             me,
             sessions: Sessions::default(),
@@ -243,6 +278,8 @@ impl Node {
             out: Out::default(),
             meta,
             port,
+            hub,
+            forwards: Forwards::new(0),
             outbox: (0..cores).map(|_| VecDeque::new()).collect(),
             image: Arc::new(Image::default()),
             clients: Vec::new(),
@@ -271,6 +308,8 @@ impl Node {
             marked: false,
             report,
             had_space: true,
+            disk_moved: None,
+            disk_hung: false,
             failed: false,
             broker,
         }
@@ -289,6 +328,24 @@ impl Node {
 
     fn others(&self) -> Vec<CoreId> {
         (0..self.broker.cores).map(|c| CoreId(c as u16)).filter(|c| *c != self.me).collect()
+    }
+
+    /// A disk that hangs fails nothing, so nobody else says so.
+    fn look_at_disk(&mut self, now: Mono) {
+        let durable = self.core.wal().durable();
+        let hangs = match self.disk_moved {
+            Some((before, since)) if before == durable && !self.core.wal().is_quiet() => {
+                now.since(since) > limits::DISK_HANGS_AFTER
+            }
+            _ => {
+                self.disk_moved = Some((durable, now));
+                false
+            }
+        };
+        if hangs != self.disk_hung {
+            self.disk_hung = hangs;
+            self.report.disk_hangs(hangs);
+        }
     }
 
     fn empty_outboxes(&mut self) {
@@ -402,12 +459,15 @@ impl Node {
     }
 
     fn propose(&mut self, rt: &mut dyn Rt, ticket: Ticket, command: &Command) {
+        if self.forward(rt.now(), ticket, command) {
+            return;
+        }
         let refused = match &mut self.meta {
             Some(meta) => meta.propose(&mut self.core, ticket, command),
             None => panic!("{ticket:?} came to a core without the meta shard"),
         };
         if let Some(decided) = refused {
-            self.decide(rt, ticket, decided);
+            self.decide(rt, 0, ticket, decided);
         }
     }
 
@@ -418,8 +478,11 @@ impl Node {
         }
     }
 
-    fn decide(&mut self, rt: &mut dyn Rt, ticket: Ticket, decided: Decided) {
-        if ticket.core == COORDINATOR {
+    /// `version`: of the image in which it can be seen.
+    fn decide(&mut self, rt: &mut dyn Rt, version: u64, ticket: Ticket, decided: Decided) {
+        if ticket.core == FORWARDED {
+            self.tell_broker(version, ticket, &decided);
+        } else if ticket.core == COORDINATOR {
             let meta = self.meta.as_mut().expect("the coordinator lives beside the meta shard");
             meta.group_decided(ticket, decided);
         } else if ticket.core == self.me {
@@ -533,6 +596,7 @@ impl Node {
             wall,
             image: &self.image,
             shards: &self.broker.shards,
+            brokers: &self.broker.brokers,
             settings: &self.broker.settings,
             sessions: &mut self.sessions,
             producer_ids: &mut self.producer_ids,
@@ -865,6 +929,7 @@ impl Node {
         for (op, disk_op) in self.out.disk.drain(..) {
             rt.disk().submit(op, disk_op);
         }
+        self.post_messages();
         for (ticket, answer) in std::mem::take(&mut self.out.answers) {
             any = true;
             if ticket.core == self.me {
@@ -874,12 +939,20 @@ impl Node {
             }
         }
         if let Some(mut meta) = self.meta.take() {
+            for ticket in std::mem::take(&mut self.out.meta_lost) {
+                any = true;
+                meta.lost(ticket);
+            }
             for committed in std::mem::take(&mut self.out.meta) {
                 any = true;
                 meta.committed(committed);
             }
+            if std::mem::take(&mut self.out.meta_unled) {
+                any = true;
+                meta.step_down();
+            }
             if std::mem::take(&mut self.out.meta_leading) {
-                meta.lead();
+                meta.lead(rt.now());
             }
             meta.bootstrap(&mut self.core);
             if std::mem::take(&mut self.out.meta_snapshot_wanted) {
@@ -894,10 +967,11 @@ impl Node {
                 self.see(rt, image);
             }
             self.meta = Some(meta);
-            while let Some((ticket, decided)) = self.meta.as_mut().and_then(MetaHost::next_answer) {
+            while let Some((version, ticket, decided)) = self.meta.as_mut().and_then(MetaHost::next_answer) {
                 any = true;
-                self.decide(rt, ticket, decided);
+                self.decide(rt, version, ticket, decided);
             }
+            any |= self.end_forwards(rt);
             for (ticket, answer) in self.meta.as_mut().map(MetaHost::take_group_answers).unwrap_or_default() {
                 any = true;
                 if ticket.core == self.me {
@@ -910,10 +984,11 @@ impl Node {
         any
     }
 
-    /// Serves as soon as this core leads its shards and knows the metadata; listens when all cores do.
+    /// Serves as soon as this core knows the metadata, and leads its shards or knows who does; listens when all cores
+    /// do.
     fn come_up(&mut self, rt: &mut dyn Rt) {
         if !self.ready[self.me.0 as usize] {
-            if !self.core.is_serving() || self.image.cluster_id.is_empty() {
+            if !self.core.is_serving() || self.image.cluster_id.is_empty() || !self.has_records() {
                 return;
             }
             self.ready[self.me.0 as usize] = true;
@@ -967,6 +1042,9 @@ impl Node {
             }
         }
         let all = self.broker.drained.load(Ordering::Acquire) == self.broker.cores;
+        if self.drained && all {
+            self.leave_cluster(rt);
+        }
         if over {
             return self.drained;
         }
@@ -1117,14 +1195,20 @@ const GONE: u32 = u32::MAX;
 impl Driver for Node {
     fn start(&mut self, rt: &mut dyn Rt) {
         self.report.recovered();
+        self.join_cluster(rt);
         self.core.start(rt.now(), &mut self.out);
         self.take_out(rt);
     }
 
     fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>) {
         match event {
+            Event::Accepted { listener, conn, .. } if self.of_broker(rt, listener, conn) => {}
             Event::Accepted { listener, conn, peer } => self.opened(rt.now(), listener, conn, peer.ip()),
-            Event::Connected { conn } => panic!("{conn:?}: this node connects to nobody"),
+            Event::Connected { conn } => match &mut self.hub {
+                Some(hub) => hub.connected(rt.now(), conn),
+                None => panic!("{conn:?}: this node connects to nobody"),
+            },
+            Event::Received { conn, bytes } if self.received_of_broker(rt, conn, bytes) => {}
             Event::Received { conn, bytes } => {
                 let now = rt.now();
                 // what comes before a pause takes hold of all of them
@@ -1144,6 +1228,7 @@ impl Driver for Node {
                 self.account(conn.slot);
                 self.mark(conn.slot);
             }
+            Event::Sent { conn } if self.hub.as_mut().is_some_and(|hub| hub.sent(conn)) => {}
             Event::Sent { conn } => {
                 let now = rt.now();
                 let Some(client) = self.client_of(conn) else { return };
@@ -1155,6 +1240,7 @@ impl Driver for Node {
                 self.account(conn.slot);
                 self.mark(conn.slot);
             }
+            Event::Closed { conn, .. } if self.closed_of_broker(rt, conn) => {}
             Event::Closed { conn, .. } => self.closed(rt, conn),
             Event::Disk(done) => self.core.disk_done(rt.now(), done, &mut self.out),
             Event::Woken => {}
@@ -1224,11 +1310,15 @@ impl Driver for Node {
             self.had_space = has_space;
             self.report.has_space(has_space);
         }
+        self.look_at_disk(rt.now());
         self.spare(rt);
         self.shed(rt);
         self.close_slow(rt);
         self.answer_early(rt);
         self.close_idle(rt);
+        if let Some(hub) = &mut self.hub {
+            hub.flush(rt);
+        }
         self.empty_outboxes();
         self.port.flush();
         let clients_bytes = self.requests_bytes + self.answers_bytes + self.reads_bytes;
@@ -1243,8 +1333,10 @@ impl Driver for Node {
         if taken == limits::MESH_PER_TURN_MAX || unfinished || freed || !self.dirty.is_empty() {
             return Turn::Again;
         }
-        let groups = self.meta.as_ref().map(MetaHost::next_group_deadline);
-        let waits = [self.core.next_deadline(), self.sleepers.first().map(|(until, _)| *until), self.stop_by, groups];
+        let groups = self.meta.as_ref().and_then(MetaHost::next_group_deadline);
+        let peers = self.hub.as_ref().and_then(Hub::deadline).into_iter().chain(self.forwards.deadline()).min();
+        let sleeper = self.sleepers.first().map(|(until, _)| *until);
+        let waits = [self.core.next_deadline(), sleeper, self.stop_by, groups, peers];
         // what the other cores say of their end comes as a counter
         let leaving = self.stop_by.is_some().then(|| rt.now() + LEAVE_LOOK_EVERY);
         let blocked = self.outbox.iter().any(|o| !o.is_empty()).then(|| rt.now() + Duration::from_millis(1));

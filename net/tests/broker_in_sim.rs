@@ -622,6 +622,27 @@ fn a_graceful_stop_answers_what_is_in_flight() {
     }
 }
 
+/// Lost if it fails: the operator's hours. A disk that hangs fails nothing, so somebody else has to say so.
+#[test]
+fn a_disk_that_hangs_is_said_and_so_is_its_end() {
+    let mut broker = SimBroker::new(1, Shape::default());
+    let mut conn = Conn::open(&mut broker);
+    assert_eq!(conn.create_topic(&mut broker, TOPIC, 1), 0);
+    let said = |broker: &SimBroker| broker.said.borrow().disk_hangs;
+    broker.run_ms(20_000);
+    assert!(!said(&broker), "nothing waits for the disk");
+    broker.world.disk(broker.cores[0]).hang(true);
+    conn.send(&mut broker, PRODUCE, &produce(TOPIC, 0, &batch(&[1], 100, (-1, -1, -1))));
+    broker.run_ms(4_000);
+    assert!(!said(&broker), "it may just be slow");
+    broker.run_ms(2_000);
+    assert!(said(&broker));
+    broker.world.disk(broker.cores[0]).hang(false);
+    broker.run_ms(1_000);
+    assert!(!said(&broker), "it goes on");
+    assert_eq!(conn.answers(&mut broker).len(), 1, "and so does what waited");
+}
+
 /// Lost if it fails: one client that never reads takes the memory, or the turn, of all others.
 #[test]
 fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {

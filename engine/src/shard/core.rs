@@ -66,6 +66,9 @@ pub struct Out {
     pub meta: Vec<MetaCommitted>,
     /// The meta shard is led from here, and everything before is in `meta` already.
     pub meta_leading: bool,
+    /// The meta shard was led from here and is no more; if `meta_leading` is set as well, it is again, after that. What
+    /// was asked for and did not come in `meta` may still be committed, or be in [`Self::meta_lost`], much later.
+    pub meta_unled: bool,
     /// Commands that were asked for here and are in no log any more: another leader wrote over them.
     pub meta_lost: Vec<Ticket>,
     /// The state of the meta shard is wanted for a snapshot at this index ([`Core::meta_snapshot`]).
@@ -348,9 +351,11 @@ impl Core {
     }
 
     /// Puts a command into the meta shard's log. It comes back in [`Out::meta`] when it is committed. False if it can
-    /// not be written now.
-    pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes) -> bool {
-        if self.poisoned || self.wal.room_for_reserved(command.len()) != Room::Yes {
+    /// not be written now. At the limit of the log, or on a full disk, only a command that `frees_space` is taken: what
+    /// is left is for these, and any number of others may come.
+    pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes, frees_space: bool) -> bool {
+        let is_short = !frees_space && self.wal.room_for(command.len()) == Room::NoSpace;
+        if self.poisoned || is_short || self.wal.room_for_reserved(command.len()) != Room::Yes {
             return false;
         }
         let Some(shard) = self.shards.get_mut(&META_SHARD) else { return false };
@@ -659,6 +664,9 @@ impl Core {
         if ready.lost_leadership {
             self.table.set_leading(id, None);
             self.lose(id, out);
+            if id == META_SHARD {
+                (out.meta_leading, out.meta_unled) = (false, true);
+            }
         }
         self.peers.post(ready.messages.drain(..), out);
         self.note_leader(id);

@@ -17,6 +17,9 @@ pub enum WalError {
     MissingSegment { segment: SegmentSeq, whole_before: Lsn, whole_after: u64, durable: Lsn },
     #[error("{file} is {found} bytes long, but the segment in it has {expected}")]
     Truncated { file: String, segment: SegmentSeq, expected: u64, found: u64 },
+    /// A file gets its name when it is whole.
+    #[error("{file} is {found} bytes long, too short for a segment of any size: it was cut")]
+    CutShort { file: String, found: u64 },
     #[error("{file} and {other} both say that they are segment {segment}")]
     DuplicateSegment { segment: SegmentSeq, file: String, other: String },
     #[error("{file} belongs to another cluster: {found:02x?}, this one is {expected:02x?}")]

@@ -184,8 +184,7 @@ impl Files {
                 volume.sync(file).map_err(|e| io_error(volume, "flush", file, 0, &e))?;
             }
             if file_bytes < BLOCK_BYTES as u64 {
-                headless.push(Headless { file, file_bytes, blank: true, used: false });
-                continue;
+                return Err(WalError::CutShort { file: volume.path(file), found: file_bytes });
             }
             let mut window = Window::narrow(volume, file, file_bytes);
             let block = window.get(0, BLOCK_BYTES)?;

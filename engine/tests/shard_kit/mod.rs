@@ -197,7 +197,7 @@ impl Driver for Pump {
         loop {
             let next = self.board.borrow_mut().commands.pop_front();
             let Some(command) = next else { break };
-            if !self.core.propose_meta(None, command.clone()) {
+            if !self.core.propose_meta(None, command.clone(), command[0] == b'-') {
                 self.board.borrow_mut().commands.push_front(command);
                 break;
             }
@@ -340,6 +340,17 @@ impl Bench {
     pub fn add(&mut self, shard: u32, partition: u64) -> Route {
         self.change(command(b'+', PartitionId(partition), ShardId(shard)));
         Route { core: CORE, shard: ShardId(shard), partition: PartitionId(partition) }
+    }
+
+    /// Asks for this many partitions more, and waits for none of them. What is not taken is asked for again.
+    pub fn flood(&mut self, shard: u32, partitions: std::ops::Range<u64>) {
+        let commands = partitions.map(|partition| command(b'+', PartitionId(partition), ShardId(shard)));
+        self.board.borrow_mut().commands.extend(commands);
+        self.world.waker(self.core).wake();
+    }
+
+    pub fn commands_waiting(&self) -> usize {
+        self.board.borrow().commands.len()
     }
 
     pub fn delete(&mut self, route: Route) {

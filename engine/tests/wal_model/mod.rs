@@ -385,15 +385,12 @@ impl Host {
                         }
                     }
                 }
-                DiskOp::Prepare { file, len } => match rng.below(3) {
-                    0 => {}
-                    1 => {
-                        volume.files.insert(file, vec![0; rng.below(len as usize)]);
-                    }
-                    _ => {
+                // It gets its name when it is whole.
+                DiskOp::Prepare { file, len } => {
+                    if rng.below(2) == 0 {
                         volume.files.insert(file, vec![0; len as usize]);
                     }
-                },
+                }
                 DiskOp::Remove { file } => {
                     if rng.below(2) == 0 {
                         volume.files.remove(&file);

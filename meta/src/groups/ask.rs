@@ -121,6 +121,25 @@ pub enum GroupAnswer {
     GroupsDeleted(Vec<Result<(), GroupRefusal>>),
     /// For all of it, or for each topic.
     OffsetsDeleted(Result<Vec<Result<(), GroupRefusal>>, GroupRefusal>),
+    /// To a question that has no refusal of its own (Fetch, Describe): nothing is answered.
+    Refused(GroupRefusal),
+}
+
+impl GroupAsk {
+    /// The answer that refuses all of it, in the shape that it has. A List is never refused: nothing is listed.
+    pub fn refused(self, why: GroupRefusal) -> GroupAnswer {
+        match self {
+            GroupAsk::Join(join) => GroupAnswer::Joined(Err((why, join.member.id))),
+            GroupAsk::Sync(_) => GroupAnswer::Synced(Err(why)),
+            GroupAsk::Heartbeat { .. } => GroupAnswer::Heartbeat(Err(why)),
+            GroupAsk::Leave { .. } => GroupAnswer::Left(Err(why)),
+            GroupAsk::Commit(_) => GroupAnswer::Committed(Err(why)),
+            GroupAsk::Fetch { .. } | GroupAsk::Describe { .. } => GroupAnswer::Refused(why),
+            GroupAsk::List => GroupAnswer::Listed(Vec::new()),
+            GroupAsk::DeleteGroups { groups } => GroupAnswer::GroupsDeleted(groups.iter().map(|_| Err(why)).collect()),
+            GroupAsk::DeleteOffsets { .. } => GroupAnswer::OffsetsDeleted(Err(why)),
+        }
+    }
 }
 
 /// A generation, as one of its members is told of it.
@@ -253,6 +272,9 @@ pub enum GroupRefusal {
     /// Retriable: the broker stops.
     #[error("the coordinator is going away")]
     Stopping,
+    /// Retriable: another broker coordinates groups.
+    #[error("this broker coordinates no groups")]
+    NotCoordinator,
 }
 
 /// Names a command of the coordinator, so that its decision finds back.

@@ -206,13 +206,35 @@ impl Coordinator {
     /// The broker stops: whoever waits is told, and nobody waits from here on. Commits and fetches go on.
     pub fn stop(&mut self, out: &mut GroupOut) {
         self.stopping = true;
-        for member in self.groups.values_mut().flat_map(|group| group.members.iter_mut()) {
-            let (id, member) = member;
+        self.tell_waiting(GroupRefusal::Stopping, out);
+    }
+
+    /// Another broker coordinates the groups from here on: whoever waits is told, members are forgotten. Every command
+    /// that is under way was decided before.
+    ///
+    /// # Panics
+    /// If one was not.
+    pub fn step_down(&mut self, out: &mut GroupOut) {
+        assert!(self.under_way.is_empty(), "{} commands of groups have no end", self.under_way.len());
+        self.tell_waiting(GroupRefusal::NotCoordinator, out);
+        self.groups.clear();
+        self.timers.clear();
+        self.members_bytes = 0;
+    }
+
+    /// This broker coordinates the groups from now on. It knows no member: they come.
+    pub fn take_over(&mut self, now: Mono) {
+        self.started = now;
+        self.next_expiry = now + EXPIRY_EVERY;
+    }
+
+    fn tell_waiting(&mut self, why: GroupRefusal, out: &mut GroupOut) {
+        for (id, member) in self.groups.values_mut().flat_map(|group| group.members.iter_mut()) {
             if let Some(ticket) = member.joining.take() {
-                out.answers.push((ticket, GroupAnswer::Joined(Err((GroupRefusal::Stopping, id.clone())))));
+                out.answers.push((ticket, GroupAnswer::Joined(Err((why, id.clone())))));
             }
             if let Some(ticket) = member.syncing.take() {
-                out.answers.push((ticket, GroupAnswer::Synced(Err(GroupRefusal::Stopping))));
+                out.answers.push((ticket, GroupAnswer::Synced(Err(why))));
             }
         }
     }

@@ -491,6 +491,43 @@ fn a_member_of_before_a_restart_is_unknown_whether_or_not_its_group_has_committe
     assert_eq!(world.committed(), Some(5));
 }
 
+/// A member would wait for an answer that no broker owes it any more, or a coordinator of later would believe in
+/// members that have been with another one meanwhile.
+#[test]
+fn when_another_broker_coordinates_whoever_waits_is_told_and_members_are_forgotten() {
+    let mut world = World::new(settings(3000));
+    let (leader, follower, generation) = world.pair();
+    assert_eq!(world.commit(name(&leader), generation, 5), Ok(()));
+    let joining = world.join(name(""));
+    world.coordinator.step_down(&mut world.out);
+    world.settle();
+    assert_eq!(world.joined(joining), Err(GroupRefusal::NotCoordinator));
+    world.coordinator.take_over(world.now);
+    for member in [leader, follower] {
+        assert_eq!(world.beat(name(&member), generation), Err(GroupRefusal::UnknownMember));
+    }
+    assert_eq!(world.committed(), Some(5), "what was committed is in the log");
+    let again = world.join(name(""));
+    world.passes(ms(6000));
+    assert_eq!(world.joined(again).map(|joined| joined.members.len()), Ok(1));
+    world.passes(ms(60_000));
+}
+
+/// Each question has an answer of its own shape: another one would end the broker.
+#[test]
+fn a_broker_that_coordinates_nothing_refuses_each_question_in_its_shape() {
+    let mut world = World::new(settings(0));
+    let why = GroupRefusal::NotCoordinator;
+    let join = GroupAsk::Join(Box::new(world.joining(name("m"), protocols(&["range"]))));
+    assert_eq!(join.refused(why), GroupAnswer::Joined(Err((why, "m".to_owned()))));
+    assert_eq!(world.commit_ask(name("m"), 1, 5).refused(why), GroupAnswer::Committed(Err(why)));
+    let groups = vec!["g".to_owned(), "h".to_owned()];
+    let deleted = GroupAsk::DeleteGroups { groups: groups.clone() }.refused(why);
+    assert_eq!(deleted, GroupAnswer::GroupsDeleted(vec![Err(why), Err(why)]));
+    assert_eq!(GroupAsk::Describe { groups }.refused(why), GroupAnswer::Refused(why));
+    assert_eq!(GroupAsk::List.refused(why), GroupAnswer::Listed(Vec::new()));
+}
+
 /// A commit that was answered before it is in the log is lost with the power.
 #[test]
 fn a_commit_is_answered_when_it_is_decided_and_as_it_was_decided() {

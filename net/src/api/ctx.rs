@@ -1,7 +1,9 @@
 //! What a core knows when it handles a request.
 
+use crate::node::Member;
+use crate::peer::broker_of;
 use camus_engine::shard::api::{Route, ShardTable};
-use camus_engine::types::{BrokerId, Mono, Offset, PartitionId, ShardId, WallMs};
+use camus_engine::types::{BrokerId, LeaderEpoch, META_SHARD, Mono, Offset, PartitionId, ShardId, WallMs};
 use camus_meta::Image;
 use camus_meta::groups::GroupSettings;
 use std::sync::Arc;
@@ -38,6 +40,8 @@ pub struct Ctx<'a> {
     pub wall: WallMs,
     pub image: &'a Arc<Image>,
     pub shards: &'a ShardTable,
+    /// The brokers of the cluster, by id, this one among them.
+    pub brokers: &'a [Member],
     pub settings: &'a Settings,
     pub sessions: &'a mut super::session::Sessions,
     /// What this core may give out of the producer ids; more come with [`camus_meta::Command::TakeProducerIds`].
@@ -52,6 +56,45 @@ pub struct Ctx<'a> {
 impl Ctx<'_> {
     pub fn route(&self, shard: ShardId, partition: PartitionId) -> Route {
         Route { core: self.shards.core(shard), shard, partition }
+    }
+
+    /// Every broker and how this client reaches it: this one by the listener that it came through.
+    pub fn reachable(&self, here: &(String, u16)) -> Vec<(BrokerId, (String, u16))> {
+        let me = self.settings.broker;
+        let mut all: Vec<_> =
+            self.brokers.iter().filter(|b| b.id != me).map(|b| (b.id, b.advertised.clone())).collect();
+        all.push((me, here.clone()));
+        all.sort();
+        all
+    }
+
+    /// Who has a copy of each partition: every broker.
+    pub fn replicas(&self) -> Vec<BrokerId> {
+        let mut all: Vec<BrokerId> = self.brokers.iter().map(|broker| broker.id).collect();
+        if !all.contains(&self.settings.broker) {
+            all.push(self.settings.broker);
+        }
+        all.sort();
+        all
+    }
+
+    /// Who leads the shard and since which epoch, as far as this broker knows. Itself only if it serves.
+    pub fn leader(&self, shard: ShardId) -> Option<(BrokerId, LeaderEpoch)> {
+        let me = self.settings.broker;
+        if let Some(term) = self.shards.leading(shard) {
+            return Some((me, term.leader_epoch()));
+        }
+        let (leader, term) = self.shards.leader(shard)?;
+        let leader = broker_of(leader);
+        (leader != me).then(|| (leader, term.leader_epoch()))
+    }
+
+    /// The broker that writes the metadata and coordinates groups. One that is alone always does.
+    pub fn controller(&self) -> Option<BrokerId> {
+        match self.brokers {
+            [] | [_] => Some(self.settings.broker),
+            [_, _, ..] => self.leader(META_SHARD).map(|(leader, _)| leader),
+        }
     }
 }
 

@@ -44,16 +44,19 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     let answer = match asked.endpoint {
         BROKERS => {
-            let me = BrokerId(ctx.settings.broker.0);
-            let broker = DescribeClusterBroker::default()
-                .with_broker_id(me)
-                .with_host(StrBytes::from_string(request.advertised.0.clone()))
-                .with_port(i32::from(request.advertised.1))
-                .with_rack(ctx.settings.rack.clone().map(StrBytes::from_string));
+            let brokers = ctx.reachable(&request.advertised).into_iter().map(|(id, (host, port))| {
+                // the racks of others are not known here
+                let rack = ctx.settings.rack.clone().filter(|_| id == ctx.settings.broker);
+                DescribeClusterBroker::default()
+                    .with_broker_id(BrokerId(id.0))
+                    .with_host(StrBytes::from_string(host))
+                    .with_port(i32::from(port))
+                    .with_rack(rack.map(StrBytes::from_string))
+            });
             let answer = answer
                 .with_cluster_id(StrBytes::from_string(ctx.settings.cluster_id.clone()))
-                .with_controller_id(me)
-                .with_brokers(vec![broker]);
+                .with_controller_id(BrokerId(ctx.controller().map_or(-1, |broker| broker.0)))
+                .with_brokers(brokers.collect());
             if asked.operations {
                 answer.with_cluster_authorized_operations(messages::CLUSTER_OPERATIONS)
             } else {

@@ -4,7 +4,7 @@ use super::groups::said;
 use super::messages::{OPERATIONS_OMITTED, shown};
 use super::{Ctx, Outcome, Request, groups};
 use crate::codec::{Malformed, Reader, respond};
-use crate::errors::Code;
+use crate::errors::{Code, group_code};
 use camus_meta::groups::{Described, GroupAnswer, GroupAsk};
 use kafka_protocol::messages::GroupId;
 use kafka_protocol::messages::describe_groups_response::{
@@ -35,6 +35,15 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
         Box::new(move |_, answer| {
             let described = match answer {
                 GroupAnswer::Described(described) => described,
+                GroupAnswer::Refused(why) => {
+                    let groups = names.into_iter().map(|name| {
+                        DescribedGroup::default()
+                            .with_group_id(GroupId(said(name)))
+                            .with_error_code(group_code(why).wire())
+                            .with_authorized_operations(OPERATIONS_OMITTED)
+                    });
+                    return respond(&DescribeGroupsResponse::default().with_groups(groups.collect()), version);
+                }
                 other => unreachable!("a Describe is answered as Described, not as {other:?}"),
             };
             let groups = names.into_iter().zip(described).map(|(name, described)| match described {

@@ -1,8 +1,8 @@
 //! FindCoordinator: which broker serves a group or a transactional id.
 //!
-//! Every group is served by this broker. Transactions are not served yet, so no transactional id has a coordinator: the
-//! answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a node that would then
-//! refuse.
+//! Every group is served by the broker that leads the metadata. Transactions are not served yet, so no transactional id
+//! has a coordinator: the answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a
+//! node that would then refuse.
 
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -38,10 +38,14 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
-    let (code, why) = match asked.kind {
-        GROUP => return found(ctx, request, asked.keys),
-        TRANSACTION => (Code::CoordinatorNotAvailable, "no coordinator is up"),
-        _ => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),
+    let coordinator = ctx
+        .controller()
+        .and_then(|leader| ctx.reachable(&request.advertised).into_iter().find(|(broker, _)| *broker == leader));
+    let (code, why) = match (asked.kind, coordinator) {
+        (GROUP, Some((broker, at))) => return found(broker, at, request, asked.keys),
+        (GROUP, None) => (Code::CoordinatorNotAvailable, "no broker leads the metadata now"),
+        (TRANSACTION, _) => (Code::CoordinatorNotAvailable, "no coordinator is up"),
+        (_, _) => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),
     };
     let (code, why, nobody) = (code.wire(), StrBytes::from_static_str(why), BrokerId(-1));
     let answer = FindCoordinatorResponse::default().with_error_message(None);
@@ -58,9 +62,10 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     respond(&answer, request.version)
 }
 
-fn found(ctx: &Ctx<'_>, request: &Request, keys: Vec<StrBytes>) -> Outcome {
-    let (host, port) = (StrBytes::from_string(request.advertised.0.clone()), i32::from(request.advertised.1));
-    let me = BrokerId(ctx.settings.broker.0);
+/// The coordinator of these groups: this broker, and how a client reaches it.
+fn found(id: camus_engine::types::BrokerId, at: (String, u16), request: &Request, keys: Vec<StrBytes>) -> Outcome {
+    let (host, port) = (StrBytes::from_string(at.0), i32::from(at.1));
+    let me = BrokerId(id.0);
     let answer = FindCoordinatorResponse::default().with_error_message(None);
     let answer = if request.version >= 4 {
         let one = |key| {
@@ -104,6 +109,26 @@ mod tests {
                 });
                 assert_eq!(told.collect::<Vec<_>>(), [("a", here, true), ("b", here, true)]);
             }
+        }
+    }
+
+    /// A group whose members are sent to different brokers is two groups.
+    #[test]
+    fn in_a_cluster_every_group_is_coordinated_by_the_broker_that_leads_the_metadata() {
+        for version in 0..=6 {
+            let mut world = World::of_three();
+            let answer: FindCoordinatorResponse = world.call(handle, version, &question(version, 0));
+            let there = ("other-7.example", 9097, 7, 0);
+            if version < 4 {
+                assert_eq!((answer.host.as_str(), answer.port, answer.node_id.0, answer.error_code), there);
+            } else {
+                let told = &answer.coordinators[0];
+                assert_eq!((told.host.as_str(), told.port, told.node_id.0, told.error_code), there);
+            }
+            world.shards.set_leader(camus_engine::types::META_SHARD, None);
+            let answer: FindCoordinatorResponse = world.call(handle, version, &question(version, 0));
+            let code = if version < 4 { answer.error_code } else { answer.coordinators[0].error_code };
+            assert_eq!(code, 15, "nobody leads it now: come again");
         }
     }
 

@@ -334,6 +334,37 @@ fn every_version_describes_a_group_and_one_that_is_not_there() {
     }
 }
 
+/// A client that is told that its group is empty, or has committed nothing, begins anew; told that another broker has
+/// it, it asks which one.
+#[test]
+fn a_broker_that_coordinates_no_groups_says_so_in_every_version() {
+    let mut world = World::with_state();
+    world.coordinated_elsewhere = true;
+    for version in 1..=9 {
+        let request = fetch_request(version, Some(&[("t", &[0, 1])]));
+        let answer: OffsetFetchResponse = world.call(offset_fetch::handle, version, &request);
+        let codes: Vec<i16> = match version {
+            ..2 => answer.topics.iter().flat_map(|t| &t.partitions).map(|p| p.error_code).collect(),
+            2..8 => vec![answer.error_code; 2],
+            8.. => answer.groups.iter().map(|g| g.error_code).collect(),
+        };
+        assert_eq!(codes, [16, 16], "version {version}");
+    }
+    for version in 0..=6 {
+        let request = DescribeGroupsRequest::default().with_groups(vec![group("g"), group("h")]);
+        let answer: DescribeGroupsResponse = world.call(describe_groups::handle, version, &request);
+        let told: Vec<_> = answer.groups.iter().map(|g| (g.group_id.as_str(), g.error_code)).collect();
+        assert_eq!(told, [("g", 16), ("h", 16)]);
+    }
+    for version in 0..=9 {
+        let answer: JoinGroupResponse = world.call(join_group::handle, version, &join_request(version, "m", None));
+        assert_eq!(answer.error_code, 16);
+    }
+    // clients ask every broker and put the lists together
+    let answer: ListGroupsResponse = world.call(list_groups::handle, 5, &ListGroupsRequest::default());
+    assert_eq!((answer.error_code, answer.groups.len()), (0, 0));
+}
+
 #[test]
 fn every_version_lists_groups_and_filters_by_what_it_can_name() {
     for version in 0..=5 {

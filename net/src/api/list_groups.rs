@@ -1,4 +1,4 @@
-//! ListGroups: every group of this broker, by state and type.
+//! ListGroups: every group that this broker coordinates, by state and type. Clients ask every broker.
 
 use super::groups::said;
 use super::{Ctx, Outcome, Request};

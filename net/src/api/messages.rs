@@ -221,16 +221,20 @@ pub fn each_named_once<W, T>(
     slots
 }
 
-/// Each replica on a live broker, none twice, and at least one.
+/// Each replica on a broker of the cluster, none twice, and at least one.
 pub fn live_once(ctx: &Ctx<'_>, brokers: &[i32]) -> Result<(), String> {
-    match brokers {
-        [] => Err("there is no replica".into()),
-        _ if brokers.iter().any(|broker| *broker != ctx.settings.broker.0) => {
-            Err(format!("the live brokers are {}", ctx.settings.broker))
-        }
-        [_] => Ok(()),
-        _ => Err("a broker holds at most one replica of a partition".into()),
+    let known: Vec<i32> = ctx.replicas().iter().map(|broker| broker.0).collect();
+    if brokers.is_empty() {
+        return Err("there is no replica".into());
     }
+    if brokers.iter().any(|broker| !known.contains(broker)) {
+        let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+        return Err(format!("the live brokers are {}", known.join(", ")));
+    }
+    if !named_twice(brokers.iter()).is_empty() {
+        return Err("a broker holds at most one replica of a partition".into());
+    }
+    Ok(())
 }
 
 /// A core and its world for the tests of handlers: what it knows, and who answers what it asks.
@@ -239,10 +243,11 @@ pub(super) mod testing {
     use crate::api::init_producer_id::ProducerIds;
     use crate::api::session::Sessions;
     use crate::api::{Ctx, Outcome, Request, Settings};
+    use crate::node::Member;
     use bytes::{Bytes, BytesMut};
     use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
     use camus_engine::types::{BrokerId, CoreId, Index, Mono, ShardId, Term, WallMs};
-    use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut};
+    use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupRefusal};
     use camus_meta::{Command, Decided, Image, Placement, State, Topic};
     use kafka_protocol::protocol::{Decodable, Encodable};
     use std::collections::BTreeMap;
@@ -254,6 +259,8 @@ pub(super) mod testing {
     pub struct World {
         pub image: Arc<Image>,
         pub shards: ShardTable,
+        /// This broker, which is alone.
+        pub brokers: Vec<Member>,
         pub settings: Settings,
         pub sessions: Sessions,
         pub producer_ids: ProducerIds,
@@ -265,6 +272,8 @@ pub(super) mod testing {
         pub state: Option<State>,
         /// The group coordinator, and how late it is for it.
         pub groups: Coordinator,
+        /// Another broker has it.
+        pub coordinated_elsewhere: bool,
         pub now: Mono,
         /// The image once the commands are decided, where it differs.
         pub after: Option<Arc<Image>>,
@@ -284,7 +293,25 @@ pub(super) mod testing {
         }
     }
 
+    /// A broker that clients reach at `other-N.example`, port 9090 + N.
+    pub fn member(id: i32) -> Member {
+        let peer = ([192, 0, 2, id as u8], 9000).into();
+        Member { id: BrokerId(id), advertised: (format!("other-{id}.example"), 9090 + id as u16), peer }
+    }
+
     impl World {
+        /// Of a cluster with the brokers 2 and 7 beside this one: 7 leads the metadata and shard 3, in term 11; shard 2
+        /// has no leader.
+        pub fn of_three() -> World {
+            let mut world = World::new();
+            world.brokers = vec![member(2), member(4), member(7)];
+            world.shards.set_leading(ShardId(2), None);
+            for shard in [0, 3] {
+                world.shards.set_leader(ShardId(shard), Some((8, Term(11))));
+            }
+            world
+        }
+
         /// Topic `t` of two partitions, `compact` of one, and `dark` of three, the last of which has no leader. Shard 1
         /// is on core 0 in term 7, shard 2 on core 1 in term 9, shard 3 on core 1 without a leader.
         pub fn new() -> World {
@@ -302,6 +329,7 @@ pub(super) mod testing {
                     ],
                 )),
                 shards,
+                brokers: vec![member(4)],
                 settings: Settings {
                     broker: BrokerId(4),
                     cluster_id: "cluster-1".into(),
@@ -325,6 +353,7 @@ pub(super) mod testing {
                 state: None,
                 after: None,
                 groups: Coordinator::new(Default::default(), Mono(0)),
+                coordinated_elsewhere: false,
                 now: Mono(1),
                 random: 0,
             }
@@ -360,6 +389,7 @@ pub(super) mod testing {
                 wall: WallMs(0),
                 image: &self.image.clone(),
                 shards: &self.shards,
+                brokers: &self.brokers,
                 settings: &self.settings,
                 sessions: &mut self.sessions,
                 producer_ids: &mut self.producer_ids,
@@ -417,6 +447,9 @@ pub(super) mod testing {
 
         /// The coordinator's answer; time passes until it comes.
         fn ask_group(&mut self, ask: GroupAsk) -> GroupAnswer {
+            if self.coordinated_elsewhere {
+                return ask.refused(GroupRefusal::NotCoordinator);
+            }
             let mut state = self.state.take().unwrap_or_else(|| State::new(vec![ShardId(1), ShardId(2), ShardId(3)]));
             let ticket = Ticket { core: CoreId(0), request: 1, part: 0 };
             let mut out = GroupOut::default();

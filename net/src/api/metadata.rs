@@ -1,7 +1,8 @@
 //! Metadata: which topics there are, where their partitions are led, and which brokers there are.
 //!
-//! A (topic id, partition, leader epoch) names one leader for ever: the epoch is the term in which this broker leads
-//! the shard, and where no leader is known nothing is guessed.
+//! A (topic id, partition, leader epoch) names one leader for ever: the epoch is the term in which a broker leads the
+//! shard, and where no leader is known nothing is guessed. Each broker has a copy of everything, and votes: all of them
+//! are replicas, and all are in sync, as far as no acknowledgement needs more than a majority (docs/adr/0005).
 
 use super::messages::{self, OPERATIONS_OMITTED, TOPIC_OPERATIONS};
 use super::{Ctx, Outcome, Request};
@@ -111,7 +112,7 @@ fn to_create(ctx: &Ctx<'_>, asked: &Asked) -> Vec<StrBytes> {
 fn not_made(decided: Decided) -> Option<Code> {
     match decided {
         Ok(Done::TopicCreated { .. }) | Err(Refused::TopicExists { .. }) => None,
-        Err(Refused::Unavailable { .. }) => Some(Code::LeaderNotAvailable),
+        Err(Refused::Unavailable { .. } | Refused::NoLeader) => Some(Code::LeaderNotAvailable),
         Err(refused) => Some(meta_code(&refused)),
         Ok(other) => unreachable!("a CreateTopic is decided as TopicCreated, not as {other:?}"),
     }
@@ -132,13 +133,19 @@ fn reply(
             wanted.iter().map(|wanted| one(ctx, version, operations, wanted, creating, not_made)).collect()
         }
     };
-    let me = BrokerId(ctx.settings.broker.0);
-    let broker = MetadataResponseBroker::default()
-        .with_node_id(me)
-        .with_host(StrBytes::from_string(advertised.0.clone()))
-        .with_port(i32::from(advertised.1))
-        .with_rack(ctx.settings.rack.clone().filter(|_| version >= 1).map(StrBytes::from_string));
-    let mut answer = MetadataResponse::default().with_brokers(vec![broker]).with_controller_id(me).with_topics(topics);
+    let brokers = ctx.reachable(advertised).into_iter().map(|(id, (host, port))| {
+        // the racks of others are not known here
+        let rack = ctx.settings.rack.clone().filter(|_| version >= 1 && id == ctx.settings.broker);
+        MetadataResponseBroker::default()
+            .with_node_id(BrokerId(id.0))
+            .with_host(StrBytes::from_string(host))
+            .with_port(i32::from(port))
+            .with_rack(rack.map(StrBytes::from_string))
+    });
+    let mut answer = MetadataResponse::default()
+        .with_brokers(brokers.collect())
+        .with_controller_id(BrokerId(ctx.controller().map_or(-1, |broker| broker.0)))
+        .with_topics(topics);
     if version >= 2 {
         answer = answer.with_cluster_id(Some(StrBytes::from_string(ctx.settings.cluster_id.clone())));
     }
@@ -180,19 +187,19 @@ fn one(
 }
 
 fn describe(ctx: &Ctx<'_>, topic: &Topic, version: i16, operations: i32) -> MetadataResponseTopic {
-    let me = BrokerId(ctx.settings.broker.0);
+    let replicas: Vec<BrokerId> = ctx.replicas().into_iter().map(|broker| BrokerId(broker.0)).collect();
     let partitions = topic.partitions.iter().zip(0..).map(|(placement, number)| {
         let partition = MetadataResponsePartition::default()
             .with_partition_index(number)
-            .with_replica_nodes(vec![me])
-            .with_isr_nodes(vec![me]);
-        match ctx.shards.leading(placement.shard()) {
+            .with_replica_nodes(replicas.clone())
+            .with_isr_nodes(replicas.clone());
+        match ctx.leader(placement.shard()) {
             None => partition
                 .with_error_code(Code::LeaderNotAvailable.wire())
                 .with_leader_id(BrokerId(-1))
                 .with_leader_epoch(-1),
-            Some(term) => {
-                partition.with_leader_id(me).with_leader_epoch(if version >= 7 { term.leader_epoch().0 } else { -1 })
+            Some((leader, epoch)) => {
+                partition.with_leader_id(BrokerId(leader.0)).with_leader_epoch(if version >= 7 { epoch.0 } else { -1 })
             }
         }
     });
@@ -214,6 +221,35 @@ mod tests {
 
     fn named(name: &str) -> MetadataRequestTopic {
         MetadataRequestTopic::default().with_name(Some(TopicName(StrBytes::from_string(name.into()))))
+    }
+
+    /// A client would write to a broker that refuses it, or give up on a partition that is led.
+    #[test]
+    fn in_a_cluster_each_partition_has_the_leader_that_this_broker_knows_of() {
+        for version in 1..=13 {
+            let request = MetadataRequest::default().with_topics(Some(vec![named("dark")]));
+            let request = if version >= 4 { request.with_allow_auto_topic_creation(false) } else { request };
+            let mut world = World::of_three();
+            let answer: MetadataResponse = world.call(handle, version, &request);
+            let brokers: Vec<_> = answer.brokers.iter().map(|b| (b.node_id.0, b.host.as_str(), b.port)).collect();
+            let [other, last] = [(2, "other-2.example", 9092), (7, "other-7.example", 9097)];
+            assert_eq!(brokers, [other, (4, "broker.example", 9093), last]);
+            assert_eq!(answer.controller_id.0, 7);
+            let led: Vec<_> = answer.topics[0].partitions.iter().map(|p| (p.leader_id.0, p.error_code)).collect();
+            assert_eq!(led, [(4, 0), (-1, 5), (7, 0)]);
+            if version >= 7 {
+                let epochs: Vec<_> = answer.topics[0].partitions.iter().map(|p| p.leader_epoch).collect();
+                assert_eq!(epochs, [7, -1, 11]);
+            }
+            for partition in &answer.topics[0].partitions {
+                let all = [2, 4, 7].map(BrokerId);
+                assert_eq!((&partition.replica_nodes[..], &partition.isr_nodes[..]), (&all[..], &all[..]));
+            }
+            // this broker is elected and does not serve yet: nobody is to be sent here
+            world.shards.set_leader(camus_engine::types::META_SHARD, Some((5, camus_engine::types::Term(12))));
+            let answer: MetadataResponse = world.call(handle, version, &request);
+            assert_eq!(answer.controller_id.0, -1);
+        }
     }
 
     fn by_id(id: u128) -> MetadataRequestTopic {

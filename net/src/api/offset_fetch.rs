@@ -7,6 +7,7 @@ use super::groups::{self, said};
 use super::messages::{nullable_structs, structs};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
+use crate::errors::{Code, group_code};
 use camus_meta::groups::{FetchGroup, FetchedGroup, FetchedPartition, GroupAnswer, GroupAsk};
 use kafka_protocol::messages::offset_fetch_response::{
     OffsetFetchResponse, OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
@@ -65,9 +66,35 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         GroupAsk::Fetch { groups },
         Box::new(move |_, answer| match answer {
             GroupAnswer::Fetched(fetched) => reply(version, asked, fetched),
+            GroupAnswer::Refused(why) => refuse(version, asked, group_code(why)),
             other => unreachable!("a Fetch is answered as Fetched, not as {other:?}"),
         }),
     )
+}
+
+/// For all of it: where each version has a place for a code.
+fn refuse(version: i16, asked: Vec<(String, Topics)>, code: Code) -> Outcome {
+    let code = code.wire();
+    if version >= 8 {
+        let groups = asked.into_iter().map(|(group, _)| {
+            OffsetFetchResponseGroup::default().with_group_id(GroupId(said(group))).with_error_code(code)
+        });
+        return respond(&OffsetFetchResponse::default().with_groups(groups.collect()), version);
+    }
+    if version >= 2 {
+        return respond(&OffsetFetchResponse::default().with_error_code(code), version);
+    }
+    let topics = asked.into_iter().flat_map(|(_, topics)| topics.unwrap_or_default()).map(|(name, partitions)| {
+        let partitions = partitions.into_iter().map(|number| {
+            OffsetFetchResponsePartition::default()
+                .with_partition_index(number)
+                .with_committed_offset(-1)
+                .with_metadata(Some(StrBytes::default()))
+                .with_error_code(code)
+        });
+        OffsetFetchResponseTopic::default().with_name(TopicName(name)).with_partitions(partitions.collect())
+    });
+    respond(&OffsetFetchResponse::default().with_topics(topics.collect()), version)
 }
 
 fn reply(version: i16, asked: Vec<(String, Topics)>, fetched: Vec<FetchedGroup>) -> Outcome {

@@ -80,6 +80,7 @@ impl World {
             wall: WallMs(1_700_000_000_000),
             image: &self.image,
             shards: &self.shards,
+            brokers: &[],
             settings: &self.settings,
             sessions: &mut self.sessions,
             producer_ids: &mut self.producer_ids,

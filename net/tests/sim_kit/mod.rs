@@ -62,6 +62,7 @@ pub struct Said {
     pub fatal: Option<WalError>,
     pub stopping: usize,
     pub no_space: bool,
+    pub disk_hangs: bool,
 }
 
 struct Reporter(Rc<RefCell<Said>>);
@@ -74,6 +75,9 @@ impl Report for Reporter {
     }
     fn has_space(&self, has: bool) {
         self.0.borrow_mut().no_space = !has;
+    }
+    fn disk_hangs(&self, hangs: bool) {
+        self.0.borrow_mut().disk_hangs = hangs;
     }
     fn stopping(&self) {
         self.0.borrow_mut().stopping += 1;
@@ -256,5 +260,7 @@ fn broker(shape: &Shape) -> Broker {
         clients_bytes_max: shape.clients_bytes_max,
         frame_bytes_max: 16 * 1024 * 1024,
         idle_max: Duration::from_secs(600),
+        brokers: vec![],
+        peer_listen: None,
     }
 }

@@ -272,5 +272,7 @@ fn broker(shape: &Shape) -> Broker {
         clients_bytes_max: shape.clients_bytes_max,
         frame_bytes_max: 16 * 1024 * 1024,
         idle_max: Duration::from_secs(600),
+        brokers: vec![],
+        peer_listen: None,
     }
 }

@@ -208,7 +208,7 @@ impl Driver for Pump {
             self.core.ask(rt.now(), rt.wall(), ticket, ask, &mut self.out);
         }
         for command in commands {
-            self.core.propose_meta(None, command);
+            self.core.propose_meta(None, command, false);
         }
         self.core.turn_end(rt.now(), rt.wall(), &mut self.out);
         self.take_out(rt);

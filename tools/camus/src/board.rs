@@ -41,6 +41,7 @@ pub struct CoreBoard {
     pub stats: Arc<CoreStats>,
     phase: AtomicU8,
     disk: AtomicU8,
+    disk_hangs: AtomicBool,
     /// It leads its shards: what it may still wait for is other cores.
     leads: AtomicBool,
 }
@@ -66,6 +67,11 @@ impl CoreBoard {
 
     pub fn set_disk(&self, disk: DiskState) {
         self.disk.store(disk as u8, Ordering::Release);
+    }
+
+    /// The log waits for the disk and has for seconds.
+    pub fn set_disk_hangs(&self, hangs: bool) {
+        self.disk_hangs.store(hangs, Ordering::Release);
     }
 
     pub fn disk(&self) -> DiskState {
@@ -99,6 +105,7 @@ impl Board {
             stats: Arc::new(CoreStats::default()),
             phase: AtomicU8::new(Phase::Starting as u8),
             disk: AtomicU8::new(DiskState::Writable as u8),
+            disk_hangs: AtomicBool::new(false),
             leads: AtomicBool::new(false),
         };
         Board { cores: (0..cores).map(|_| core()).collect(), budgets, stopping: AtomicBool::new(false) }
@@ -130,6 +137,9 @@ impl Board {
                 DiskState::NoSpace => because("disk_full", "the write-ahead log has no room: produce is refused"),
                 DiskState::Failed => because("disk_failed", "a write or a flush of the write-ahead log failed"),
             }
+            if core.disk_hangs.load(Ordering::Acquire) {
+                because("disk_hangs", "the disk has not ended a write or a flush of the log for seconds");
+            }
         }
         reasons
     }
@@ -154,6 +164,9 @@ mod tests {
         assert_eq!(codes(&board), [(Some(0), "disk_full")]);
         board.cores[0].set_disk(DiskState::Writable);
         assert_eq!(codes(&board), [], "it heals by itself");
+        board.cores[1].set_disk_hangs(true);
+        assert_eq!(codes(&board), [(Some(1), "disk_hangs")]);
+        board.cores[1].set_disk_hangs(false);
         board.set_stopping();
         assert_eq!(codes(&board), [(None, "stopping")]);
     }

@@ -35,11 +35,7 @@ const NOT_YET: &[(&str, &[i16], &str)] = &[
     ("TLS", &[], "a listener is PLAINTEXT; the bytes of a TLS hello close the connection"),
     ("ACLs", &[29, 30, 31], "everybody may do everything"),
     ("Client quotas", &[48, 49], "`throttle_time_ms` is 0"),
-    (
-        "Several brokers and more than one copy",
-        &[],
-        "a larger replication factor is kept and answered; there is one copy",
-    ),
+    ("A replication factor", &[], "it is kept and answered; each broker of the cluster has a copy of everything"),
     (
         "Retention and compaction",
         &[],

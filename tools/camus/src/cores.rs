@@ -21,6 +21,8 @@ use camus_meta::groups::GroupSettings;
 use camus_net::api::Settings;
 use camus_net::meta_host::MetaHost;
 use camus_net::node::{Broker, Listener, Msg, Node, Report};
+use camus_net::peer::hub::peer_addr;
+use camus_net::peer::raft_id;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::cell::Cell;
 use std::io;
@@ -32,6 +34,9 @@ use std::time::Duration;
 
 /// How often the main thread looks whether the cores came up, or have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// In a cluster: from then on it is said what the start waits for. A multiple of [`LOOK_EVERY`].
+const WAITS_AFTER: Duration = Duration::from_secs(2);
 
 /// A log without room for its first records for this long will not get it by itself.
 const NO_ROOM_AFTER: Duration = Duration::from_secs(3);
@@ -53,7 +58,10 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
     let connections_max = connections_max(plan);
     let cluster = crate::data_dir::uuid_of(&plan.identity.cluster_id)
         .ok_or_else(|| errors::data_dir_identity(&plan.data_dir, "its cluster id is no id"))?;
-    let (reserved, bound) = reserve(&plan.listeners)?;
+    let (mut reserved, bound) = reserve("listeners", &plan.listeners)?;
+    let of_peers = |addr: SocketAddr| (0..count).map(move |core| peer_addr(addr, CoreId(core as u16)));
+    let peer_ports: Vec<SocketAddr> = plan.peer_listen.into_iter().flat_map(of_peers).collect();
+    reserved.extend(reserve("camus.peer.listen", &peer_ports)?.0);
     let broker = Arc::new(broker(plan, &bound));
     let runtime = |core: usize, e: &dyn std::fmt::Display| errors::runtime(core as u16, &e.to_string());
     let bells: Vec<Bell> =
@@ -134,6 +142,9 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
     let mut waited = Duration::ZERO;
     while !running.are_serving() {
         waited += LOOK_EVERY;
+        if waited == WAITS_AFTER && !plan.members.is_empty() {
+            tracing::info!("waiting for the other brokers: clients are let in when a majority is there");
+        }
         if waited > NO_ROOM_AFTER
             && let Some(core) = running.board.cores.iter().position(|c| c.disk() == DiskState::NoSpace && !c.leads())
         {
@@ -210,6 +221,8 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
         clients_bytes_max: plan.budgets.clients_bytes,
         idle_max: Duration::from_millis(settings.connections_idle_ms_max),
         frame_bytes_max: limits::FRAME_BYTES_MAX.min(plan.budgets.clients_bytes / 2),
+        brokers: plan.members.clone(),
+        peer_listen: plan.peer_listen,
     }
 }
 
@@ -218,7 +231,7 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
 const PORT_FREE_AFTER: Duration = Duration::from_secs(5);
 
 /// Binds each address without listening: what port 0 became is known, and the port is ours, before a core starts.
-fn reserve(listeners: &[SocketAddr]) -> Result<(Vec<Socket>, Vec<SocketAddr>), UserError> {
+fn reserve(setting: &str, listeners: &[SocketAddr]) -> Result<(Vec<Socket>, Vec<SocketAddr>), UserError> {
     let bind = |addr: SocketAddr| -> io::Result<(Socket, SocketAddr)> {
         let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
@@ -238,7 +251,7 @@ fn reserve(listeners: &[SocketAddr]) -> Result<(Vec<Socket>, Vec<SocketAddr>), U
                     std::thread::sleep(LOOK_EVERY);
                     waited += LOOK_EVERY;
                 }
-                done => return done.map_err(|error| errors::listen("listeners", &addr.to_string(), &error)),
+                done => return done.map_err(|error| errors::listen(setting, &addr.to_string(), &error)),
             }
         }
     };
@@ -279,11 +292,15 @@ impl Make {
         let Make { core, broker, stats, said, .. } = self;
         let volume = RealVolume::open(&self.dir, true)
             .map_err(|error| errors::data_dir_io(&self.dir, "opening the write-ahead log", &error))?;
-        let raft_id = u64::try_from(broker.settings.broker.0).expect("a node id is not negative") + 1;
+        let own_id = raft_id(broker.settings.broker);
+        let voters = match &broker.brokers[..] {
+            [] => vec![own_id],
+            brokers => brokers.iter().map(|member| raft_id(member.id)).collect(),
+        };
         let config = CoreConfig {
             core,
-            raft_id,
-            voters: vec![raft_id],
+            raft_id: own_id,
+            voters,
             wal: WalConfig {
                 cluster: self.cluster,
                 core,
@@ -399,12 +416,23 @@ impl Report for Said {
         }
     }
 
+    fn disk_hangs(&self, hangs: bool) {
+        self.board.cores[self.core.0 as usize].set_disk_hangs(hangs);
+        if hangs {
+            tracing::warn!(core = self.core.0, "the disk has not ended a write or a flush of the log for seconds");
+        } else {
+            tracing::info!(core = self.core.0, "the disk goes on");
+        }
+    }
+
     fn stopping(&self) {
         self.phase(Phase::Stopping);
     }
 
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error) {
-        self.shutdown.ask(Why::Failed(errors::listen("listeners", &addr.to_string(), error)));
+        let of_clients = self.broker.listeners.iter().any(|listener| listener.addr == addr);
+        let setting = if of_clients { "listeners" } else { "camus.peer.listen" };
+        self.shutdown.ask(Why::Failed(errors::listen(setting, &addr.to_string(), error)));
     }
 
     fn fatal(&self, error: &WalError) {

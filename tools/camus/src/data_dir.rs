@@ -18,8 +18,10 @@ const LOCK_FILE: &str = "lock";
 /// How long a start waits for the end of a process that holds the lock and is ending already.
 const LOCK_FREE_AFTER: Duration = Duration::from_secs(5);
 const LOCK_LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Format of the directory's layout. A newer one is refused.
+/// Format of the directory of a broker that is alone. A newer one than [`FORMAT_CLUSTER`] is refused.
 const FORMAT: i64 = 1;
+/// Of a broker of a cluster: it names the brokers. Who does not read that would acknowledge alone what others vote on.
+const FORMAT_CLUSTER: i64 = 2;
 
 /// What a data directory remembers for its whole life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,6 +30,21 @@ pub struct Identity {
     pub cluster_id: String,
     pub node_id: i32,
     pub cores: usize,
+    /// The brokers that vote, by id, this one among them; nobody if it is alone.
+    pub brokers: Vec<i32>,
+}
+
+/// Who wants the directory to be its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// For a new directory, where no id is asked for.
+    pub fresh_id: &'a str,
+    /// `None` takes what the directory says.
+    pub cluster_id: Option<&'a str>,
+    /// `None` takes what the directory says, or 1.
+    pub node_id: Option<i32>,
+    pub cores: usize,
+    pub brokers: &'a [i32],
 }
 
 /// A data directory that this process has, until this is dropped or the process is gone.
@@ -75,10 +92,38 @@ impl DataDir {
         self.identity.as_ref()
     }
 
+    /// As [`Self::claim_as`], for a broker that is alone and takes any cluster's id.
+    #[cfg(test)]
+    pub fn claim(&mut self, fresh_id: &str, node_id: Option<i32>, cores: usize) -> Result<Identity, UserError> {
+        self.claim_as(Claim { fresh_id, cluster_id: None, node_id, cores, brokers: &[] })
+    }
+
     /// Makes the directory this broker's: writes its identity if it is new, or refuses to go on with another one.
-    /// `cluster_id` is used for a new directory only. `node_id: None` takes what the directory says, or 1.
-    pub fn claim(&mut self, cluster_id: &str, node_id: Option<i32>, cores: usize) -> Result<Identity, UserError> {
+    pub fn claim_as(&mut self, claim: Claim<'_>) -> Result<Identity, UserError> {
+        let Claim { fresh_id, cluster_id, node_id, cores, brokers } = claim;
         if let Some(found) = &self.identity {
+            if let Some(asked) = cluster_id.filter(|asked| *asked != found.cluster_id) {
+                return Err(errors::data_dir_mismatch(
+                    &self.path,
+                    "camus.cluster.id",
+                    &found.cluster_id,
+                    asked,
+                    &format!("grep cluster_id {}", self.path.join(IDENTITY_FILE).display()),
+                ));
+            }
+            if found.brokers != brokers {
+                let list = |ids: &[i32]| match ids {
+                    [] => "none (it is alone)".to_owned(),
+                    ids => ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+                };
+                return Err(errors::data_dir_mismatch(
+                    &self.path,
+                    "the brokers",
+                    &list(&found.brokers),
+                    &list(brokers),
+                    "camus settings camus.cluster.brokers",
+                ));
+            }
             if let Some(asked) = node_id.filter(|asked| *asked != found.node_id) {
                 return Err(errors::data_dir_mismatch(
                     &self.path,
@@ -102,7 +147,12 @@ impl DataDir {
                 check_writable(&self.core_dir(core))?;
             }
         } else {
-            self.identity = Some(Identity { cluster_id: cluster_id.to_owned(), node_id: node_id.unwrap_or(1), cores });
+            self.identity = Some(Identity {
+                cluster_id: cluster_id.unwrap_or(fresh_id).to_owned(),
+                node_id: node_id.unwrap_or(1),
+                cores,
+                brokers: brokers.to_vec(),
+            });
             // First the places for the logs, then the name: a directory with an identity is whole.
             let failed = |doing: &'static str| move |e: io::Error| (doing, e);
             let made = (0..cores)
@@ -213,9 +263,16 @@ pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
             .ok_or_else(|| damaged(&format!("'{name}' is missing or no number")))
     };
     let format = number("format")?;
-    if format != FORMAT {
-        return Err(damaged(&format!("its format is {format}, this Camus knows {FORMAT}")));
-    }
+    let brokers = match format {
+        FORMAT => Some(Vec::new()),
+        FORMAT_CLUSTER => {
+            let ids = table.get("brokers").and_then(toml::Value::as_array);
+            ids.and_then(|ids| ids.iter().map(|id| i32::try_from(id.as_integer()?).ok()).collect())
+        }
+        _ => {
+            return Err(damaged(&format!("its format is {format}, this Camus knows {FORMAT} and {FORMAT_CLUSTER}")));
+        }
+    };
     let cluster_id = table
         .get("cluster_id")
         .and_then(toml::Value::as_str)
@@ -228,16 +285,21 @@ pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
             .ok()
             .filter(|n| (1..=camus_engine::limits::CORES_MAX).contains(n))
             .ok_or_else(|| damaged("'cores' is out of range"))?,
+        brokers: brokers.ok_or_else(|| damaged("'brokers' is missing or no list of numbers"))?,
     }))
 }
 
 /// Written beside, flushed, renamed, and the directory flushed: there is the whole file or none.
 fn write_identity(path: &Path, identity: &Identity) -> io::Result<()> {
-    let text = format!(
+    let format = if identity.brokers.is_empty() { FORMAT } else { FORMAT_CLUSTER };
+    let mut text = format!(
         "# Whose data this is. Written once by camus serve; the data can not be read without it.\n\
-         format = {FORMAT}\ncluster_id = \"{}\"\nnode_id = {}\ncores = {}\n",
+         format = {format}\ncluster_id = \"{}\"\nnode_id = {}\ncores = {}\n",
         identity.cluster_id, identity.node_id, identity.cores
     );
+    if !identity.brokers.is_empty() {
+        text.push_str(&format!("brokers = {:?}\n", identity.brokers));
+    }
     let beside = path.join(format!("{IDENTITY_FILE}.new"));
     let mut file = File::create(&beside)?;
     file.write_all(text.as_bytes())?;
@@ -442,6 +504,29 @@ mod tests {
         assert_eq!(again.claim("x", Some(9), 2).expect_err("another node").code, "CAM-0103");
     }
 
+    /// Lost if it fails: what others voted on, or all of it: a broker that was alone would bring its own history into a
+    /// cluster whose majority never had it, and one that leaves its cluster would acknowledge alone.
+    #[test]
+    fn the_brokers_and_the_cluster_are_those_that_the_directory_was_made_for() {
+        let (id, other) = ("HS86S1xtfo-QABAgMEBQYA", "AAECAwQFBgcICQoLDA0ODw");
+        let three = Claim { fresh_id: "x", cluster_id: Some(id), node_id: Some(2), cores: 1, brokers: &[1, 2, 3] };
+        let alone = Claim { brokers: &[], ..three };
+        for (made, others) in [
+            (three, [alone, Claim { brokers: &[1, 2], ..three }, Claim { cluster_id: Some(other), ..three }]),
+            (alone, [three, Claim { brokers: &[2], ..three }, Claim { cluster_id: Some(other), ..alone }]),
+        ] {
+            let dir = temporary();
+            let identity = DataDir::open(dir.path()).expect("new").claim_as(made).expect("written");
+            assert_eq!((identity.cluster_id.as_str(), &identity.brokers[..]), (id, made.brokers));
+            let again = DataDir::open(dir.path()).expect("there").claim_as(made).expect("the same");
+            assert_eq!(again, identity);
+            for other in others {
+                let refused = DataDir::open(dir.path()).expect("there").claim_as(other).expect_err("another");
+                assert_eq!(refused.code, "CAM-0103", "{other:?}");
+            }
+        }
+    }
+
     /// If this fails, two brokers write over each other's log.
     #[test]
     fn a_second_process_is_refused_and_told_who_has_it() {
@@ -534,7 +619,7 @@ mod tests {
         let dir = temporary();
         let path = dir.path().join(IDENTITY_FILE);
         for text in
-            ["format = 2\n", "format = 1\n", "not toml at all", "format = 1\ncluster_id = \"x\"\nnode_id=1\ncores=1\n"]
+            ["format = 3\n", "format = 1\n", "not toml at all", "format = 1\ncluster_id = \"x\"\nnode_id=1\ncores=1\n"]
         {
             std::fs::write(&path, text).expect("written");
             assert_eq!(DataDir::open(dir.path()).expect_err(text).code, "CAM-0104");

@@ -424,6 +424,7 @@ pub fn of_wal(data_dir: &Path, core: CoreId, error: &WalError) -> UserError {
         }
         WalError::MissingSegment { .. } => damaged(&log, error.to_string()),
         WalError::Truncated { file, .. }
+        | WalError::CutShort { file, .. }
         | WalError::DuplicateSegment { file, .. }
         | WalError::ImpossibleHeader { file, .. } => damaged(file, error.to_string()),
         WalError::Record { .. } => damaged(&log, error.to_string()),

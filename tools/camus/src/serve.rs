@@ -4,15 +4,17 @@
 //! end, and ends within the time for stopping.
 
 use crate::board::Board;
-use crate::data_dir::{self, DataDir, Identity};
+use crate::data_dir::{self, Claim, DataDir, Identity};
 use crate::errors::{self, UserError};
 use crate::http::Http;
 use crate::memory::Budgets;
 use crate::out;
 use crate::process;
-use crate::settings::{Host, IoAsked, Listener, Settings};
+use crate::settings::{ClusterBroker, Host, IoAsked, Listener, Settings};
 use crate::shutdown::{Shutdown, Why, watch_signals};
 use camus_engine::rt::IoChoice;
+use camus_engine::types::BrokerId;
+use camus_net::node::Member;
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -37,6 +39,10 @@ pub struct Plan {
     pub fetch_sessions_max: usize,
     /// Where to listen: each listener, resolved.
     pub listeners: Vec<SocketAddr>,
+    /// The brokers of the cluster, by id, this one among them; nobody if it is alone.
+    pub members: Vec<Member>,
+    /// In a cluster, where core 0 lets the others connect; core N at the port + N.
+    pub peer_listen: Option<SocketAddr>,
 }
 
 impl Plan {
@@ -146,7 +152,25 @@ fn plan(settings: Settings, host: &Host, data_dir: &mut DataDir) -> Result<Plan,
     let wal_segments_max = settings.wal_segments_max(cores)?;
     let listeners = settings.listeners.iter().map(|l| resolve("listeners", l)).collect::<Result<_, _>>()?;
     let new_id = data_dir::new_cluster_id().map_err(|e| errors::data_dir_io(data_dir.path(), "drawing its id", &e))?;
-    let identity = data_dir.claim(&new_id, settings.node_id_given.then_some(settings.node_id), cores)?;
+    let members = settings.brokers.iter().map(member).collect::<Result<Vec<_>, _>>()?;
+    let peer_listen = settings.peer_listen.as_ref().map(|listen| resolve("camus.peer.listen", listen)).transpose()?;
+    for addr in members.iter().map(|member| member.peer).chain(peer_listen) {
+        if usize::from(addr.port()) + cores > usize::from(u16::MAX) {
+            return Err(errors::contradiction(
+                &format!("{addr} leaves no ports for {cores} cores"),
+                "camus.cluster.brokers",
+                "other brokers connect to each core: to this port and those after it",
+                "camus settings camus.cluster.brokers",
+            ));
+        }
+    }
+    let identity = data_dir.claim_as(Claim {
+        fresh_id: &new_id,
+        cluster_id: settings.cluster_id.as_deref(),
+        node_id: settings.node_id_given.then_some(settings.node_id),
+        cores,
+        brokers: &settings.brokers.iter().map(|broker| broker.id).collect::<Vec<_>>(),
+    })?;
     let core_plan = |(core, cpu): (usize, &Option<usize>)| CorePlan {
         cpu: *cpu,
         dir: data_dir.core_dir(camus_engine::types::CoreId(core as u16)),
@@ -160,7 +184,17 @@ fn plan(settings: Settings, host: &Host, data_dir: &mut DataDir) -> Result<Plan,
         connections_max: settings.connections_max.div_ceil(cores),
         fetch_sessions_max: settings.fetch_sessions_max.div_ceil(cores),
         listeners,
+        members,
+        peer_listen,
         settings,
+    })
+}
+
+fn member(broker: &ClusterBroker) -> Result<Member, UserError> {
+    Ok(Member {
+        id: BrokerId(broker.id),
+        advertised: (broker.clients.host.clone(), broker.clients.port),
+        peer: resolve("camus.cluster.brokers", &broker.peers)?,
     })
 }
 

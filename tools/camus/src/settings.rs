@@ -40,6 +40,10 @@ pub enum Kind {
     Listeners,
     /// `HOST:PORT`.
     Address,
+    /// `ID@HOST:PORT/HOST:PORT`, several with commas.
+    Brokers,
+    /// A UUID in base64.
+    ClusterId,
     Text,
 }
 
@@ -65,7 +69,7 @@ pub struct Setting {
 
 const NO_RETENTION: Effect =
     Effect::NotYet("records are kept until their topic is deleted or DeleteRecords removes them");
-const ONE_BROKER: Effect = Effect::NotYet("one broker keeps one copy");
+const ONE_BROKER: Effect = Effect::NotYet("each broker of the cluster keeps a copy of everything");
 
 macro_rules! settings {
     ($($name:literal, $kind:expr, $default:literal, $unit:literal, $effect:expr, $doc:literal;)*) => {
@@ -166,6 +170,19 @@ settings! {
     "camus.log", Kind::Text, "info", "", Effect::Works,
         "What is logged to standard error: error, warn, info, debug, trace, or by module \
          (`info,camus_engine::wal=debug`).";
+    "camus.cluster.brokers", Kind::Brokers, "", "", Effect::Works,
+        "The brokers of a cluster, this one among them, the same list on each of them: the id (node.id), where clients \
+         reach it, and behind a slash where the other brokers do. Core N of a broker is at the second port + N. Each \
+         has a copy of everything; what a majority has on the disk is acknowledged. None for a broker that is alone. \
+         Remembered by the data directory: the ids can not be changed later.";
+    "camus.cluster.id", Kind::ClusterId, "", "", Effect::Works,
+        "The cluster that a new data directory belongs to, 22 characters (`head -c 16 /dev/urandom | basenc \
+         --base64url | tr -d =`). Needed with camus.cluster.brokers, the same on all of them; a broker that is alone \
+         draws one.";
+    "camus.peer.listen", Kind::Address, "", "", Effect::Works,
+        "Where this broker lets the others of its cluster connect, core N at the port + N; the address that \
+         camus.cluster.brokers has for it where nothing is said. Neither encrypted nor authenticated: for a network \
+         that only brokers are in.";
 }
 
 /// Names that people bring along and that are called otherwise here.
@@ -268,6 +285,16 @@ impl std::fmt::Display for Listener {
     }
 }
 
+/// One of `camus.cluster.brokers`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClusterBroker {
+    pub id: i32,
+    /// Where clients reach it.
+    pub clients: Listener,
+    /// Where the other brokers do: its core 0.
+    pub peers: Listener,
+}
+
 /// `camus.cores` as it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CoresAsked {
@@ -357,6 +384,11 @@ pub struct Settings {
     pub sync_method: Option<DurableMethod>,
     pub shutdown_timeout_ms: u64,
     pub log: String,
+    /// By id; nobody if this broker is alone.
+    pub brokers: Vec<ClusterBroker>,
+    pub cluster_id: Option<String>,
+    /// In a cluster, where this broker's core 0 lets the others connect.
+    pub peer_listen: Option<Listener>,
     /// Settings that somebody set and from which nothing follows yet: name, why.
     pub without_effect: Vec<(&'static str, &'static str)>,
     memory_bytes: Option<u64>,
@@ -425,7 +457,13 @@ impl Settings {
         let io = io_asked(&given["camus.io"], &given["camus.shell"])?;
         let advertised =
             if given["advertised.listeners"].value.is_empty() { Vec::new() } else { list("advertised.listeners") };
+        let given_as = |name: &str| Some(given[name].value.as_str()).filter(|value| !value.is_empty());
+        let brokers = given_as("camus.cluster.brokers").map(|text| parse_brokers(text).expect("it was checked"));
+        let peer_listen = given_as("camus.peer.listen").map(|text| parse_address(text).expect("it was checked"));
         let settings = Settings {
+            brokers: brokers.unwrap_or_default(),
+            cluster_id: given_as("camus.cluster.id").map(str::to_owned),
+            peer_listen,
             node_id: int("node.id") as i32,
             node_id_given: !given["node.id"].default,
             rack: Some(text("broker.rack")).filter(|r| !r.is_empty()),
@@ -476,6 +514,7 @@ impl Settings {
                 .collect(),
         };
         settings.check_listeners(&given["listeners"].place, &given["advertised.listeners"].place)?;
+        let settings = settings.in_cluster(given)?;
         let (least, most) = (&given["group.min.session.timeout.ms"], &given["group.max.session.timeout.ms"]);
         if settings.groups.session_timeout_min > settings.groups.session_timeout_max {
             return Err(errors::contradiction(
@@ -489,6 +528,72 @@ impl Settings {
             ));
         }
         Ok(settings)
+    }
+
+    /// Whether what is said of the cluster goes together, and with the rest; puts in what follows from it.
+    fn in_cluster(mut self, given: &BTreeMap<&'static str, Given>) -> Result<Settings, UserError> {
+        let place = &given["camus.cluster.brokers"].place;
+        if self.brokers.is_empty() {
+            return match &self.peer_listen {
+                None => Ok(self),
+                Some(listen) => Err(errors::contradiction(
+                    &format!("other brokers may connect to {listen}, and there are none"),
+                    &given["camus.peer.listen"].place,
+                    "a broker that is alone talks to nobody",
+                    "camus settings camus.cluster.brokers",
+                )),
+            };
+        }
+        if !self.node_id_given {
+            return Err(errors::contradiction(
+                "this broker does not say which one of the cluster it is",
+                place,
+                "in a cluster each broker has an id of its own",
+                &format!("camus serve --set node.id={}", self.brokers[0].id),
+            ));
+        }
+        let Some(own) = self.brokers.iter().find(|broker| broker.id == self.node_id) else {
+            let ids: Vec<String> = self.brokers.iter().map(|broker| broker.id.to_string()).collect();
+            return Err(errors::contradiction(
+                &format!("this broker's id, {}, is not among the brokers {}", self.node_id, ids.join(", ")),
+                place,
+                "the list is the same on all brokers and names each of them, this one too",
+                "camus settings camus.cluster.brokers",
+            ));
+        };
+        if self.cluster_id.is_none() {
+            return Err(errors::contradiction(
+                "the brokers of a cluster are named, and the cluster's id is not",
+                place,
+                "by its id a broker knows those that belong to it from those of another cluster",
+                "head -c 16 /dev/urandom | basenc --base64url | tr -d =   (once, for camus.cluster.id of all of them)",
+            ));
+        }
+        let reached = if self.advertised.is_empty() { &self.listeners } else { &self.advertised };
+        if !reached.contains(&own.clients) {
+            let reached: Vec<String> = reached.iter().map(ToString::to_string).collect();
+            return Err(errors::contradiction(
+                &format!(
+                    "clients are told to reach this broker at {}, and it is at {}",
+                    own.clients,
+                    reached.join(", ")
+                ),
+                place,
+                "the other brokers send clients to the address in the list: it is one that this broker listens at",
+                &format!("camus serve --listen {} --set node.id={}", own.clients, own.id),
+            ));
+        }
+        let peer_listen = self.peer_listen.take().unwrap_or_else(|| own.peers.clone());
+        if peer_listen.port == 0 {
+            return Err(errors::contradiction(
+                "the port for other brokers is 0",
+                &given["camus.peer.listen"].place,
+                "they have to know it before this broker starts",
+                "camus settings camus.peer.listen",
+            ));
+        }
+        self.peer_listen = Some(peer_listen);
+        Ok(self)
     }
 
     fn check_listeners(&self, place: &str, advertised_place: &str) -> Result<(), UserError> {
@@ -661,6 +766,8 @@ fn check(setting: &Setting, value: &str) -> Result<(), String> {
         Kind::Cores => return parse_cores(value).map(|_| ()),
         Kind::Listeners => return parse_listeners(value).map(|_| ()),
         Kind::Address => return parse_address(value).map(|_| ()),
+        Kind::Brokers => return parse_brokers(value).map(|_| ()),
+        Kind::ClusterId => crate::data_dir::uuid_of(value).is_some(),
         Kind::Text => !value.is_empty(),
     };
     if right { Ok(()) } else { Err(takes()) }
@@ -684,6 +791,8 @@ pub fn range(kind: &Kind) -> String {
         Kind::Cores => format!("auto, a number, 1 to {}, or a list of CPUs", limits::CORES_MAX),
         Kind::Listeners => "HOST:PORT, several with commas".to_owned(),
         Kind::Address => "HOST:PORT".to_owned(),
+        Kind::Brokers => "ID@HOST:PORT/HOST:PORT, several with commas".to_owned(),
+        Kind::ClusterId => "a UUID in base64 (URL-safe, 22 characters)".to_owned(),
         Kind::Text => "text".to_owned(),
     }
 }
@@ -764,6 +873,38 @@ fn parse_listeners(text: &str) -> Result<Vec<Listener>, String> {
         })
         .collect();
     listeners.and_then(|l| if l.len() <= LISTENERS_MAX { Ok(l) } else { Err(format!("at most {LISTENERS_MAX}")) })
+}
+
+/// Sorted by id.
+fn parse_brokers(text: &str) -> Result<Vec<ClusterBroker>, String> {
+    let why = || format!("it takes {}", range(&Kind::Brokers));
+    let one = |item: &str| {
+        let (id, addresses) = item.trim().split_once('@').ok_or_else(why)?;
+        let (clients, peers) = addresses.split_once('/').ok_or_else(why)?;
+        let id = id.parse::<i32>().ok().filter(|id| *id >= 0).ok_or_else(why)?;
+        let (clients, peers) = (parse_address(clients)?, parse_address(peers)?);
+        for address in [&clients, &peers] {
+            if address.port == 0 || is_wildcard(&address.host) {
+                return Err(format!("nobody can connect to {address}: name the host and the port"));
+            }
+        }
+        Ok(ClusterBroker { id, clients, peers })
+    };
+    let mut brokers: Vec<ClusterBroker> = text.split(',').map(one).collect::<Result<_, String>>()?;
+    brokers.sort_by_key(|broker| broker.id);
+    if !(2..=limits::BROKERS_MAX).contains(&brokers.len()) {
+        return Err(format!("a cluster has 2 to {} brokers; leave it out for one that is alone", limits::BROKERS_MAX));
+    }
+    let twice = |same: fn(&ClusterBroker, &ClusterBroker) -> bool| {
+        brokers.iter().enumerate().find(|(at, one)| brokers[..*at].iter().any(|other| same(one, other))).map(|(_, b)| b)
+    };
+    if let Some(broker) = twice(|a, b| a.id == b.id) {
+        return Err(format!("the id {} is there twice", broker.id));
+    }
+    if let Some(broker) = twice(|a, b| a.clients == b.clients || a.peers == b.peers) {
+        return Err(format!("broker {} has the address of another one", broker.id));
+    }
+    Ok(brokers)
 }
 
 /// Listeners of one broker.
@@ -965,6 +1106,17 @@ mod tests {
             unwilling(from_file("num.partitions = \n")),
             unwilling(from_file("num.partitions = 1979-05-27\n")),
             unwilling(from_flags(&[("default.replication.factor", "0")])),
+            unwilling(from_flags(&[("camus.cluster.brokers", "1@a:1/a:2")])),
+            unwilling(from_flags(&[("camus.cluster.brokers", "1@a:1/a:2,1@b:1/b:2")])),
+            unwilling(from_flags(&[("camus.cluster.brokers", "1@a:1/a:2,2@b:1/a:2")])),
+            unwilling(from_flags(&[("camus.cluster.brokers", "1@a:1,2@b:1")])),
+            unwilling(from_flags(&[("camus.cluster.brokers", "1@a:1/0.0.0.0:2,2@b:1/b:2")])),
+            unwilling(from_flags(&[("camus.cluster.id", "mine")])),
+            unwilling(from_flags(&[("camus.peer.listen", "0.0.0.0:9192")])),
+            unwilling(from_flags(&[BROKERS])),
+            unwilling(from_flags(&[BROKERS, ("node.id", "3")])),
+            unwilling(from_flags(&[BROKERS, ("node.id", "2")])),
+            unwilling(from_flags(&[BROKERS, ("node.id", "2"), ("camus.cluster.id", "HS86S1xtfo-QABAgMEBQYA")])),
             from_flags(&[("camus.memory", "128MiB")])
                 .expect("alone it is valid")
                 .memory_bytes(&host(8), 2)
@@ -982,6 +1134,21 @@ mod tests {
                 .to_string(),
         ];
         assert_golden("settings_errors.txt", &text.join("\n\n"));
+    }
+
+    const BROKERS: (&str, &str) = ("camus.cluster.brokers", "2@b:9092/b:9192, 1@127.0.0.1:9092/10.0.0.1:9192");
+
+    /// If this fails, a broker votes under another one's id, or waits where nobody connects.
+    #[test]
+    fn a_broker_finds_itself_in_the_list_of_its_cluster() {
+        let id = ("camus.cluster.id", "HS86S1xtfo-QABAgMEBQYA");
+        let settings = from_flags(&[BROKERS, id, ("node.id", "1")]).expect("valid");
+        assert_eq!(settings.brokers.iter().map(|b| b.id).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(settings.peer_listen.expect("its own").to_string(), "10.0.0.1:9192");
+        let listen = [BROKERS, id, ("node.id", "1"), ("camus.peer.listen", "0.0.0.0:9192")];
+        assert_eq!(from_flags(&listen).expect("valid").peer_listen.expect("said").to_string(), "0.0.0.0:9192");
+        let alone = from_flags(&[id]).expect("valid");
+        assert!(alone.brokers.is_empty() && alone.peer_listen.is_none());
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use crate::client::{Client, REQUEST_TIMEOUT_MS, code_name};
 use crate::errors::UserError;
 use crate::out;
+use crate::settings::Listener;
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
-use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
+use kafka_protocol::messages::metadata_response::{MetadataResponsePartition, MetadataResponseTopic};
 use kafka_protocol::messages::{
     BrokerId, CreateTopicsRequest, DeleteTopicsRequest, DescribeConfigsRequest, ListOffsetsRequest, MetadataRequest,
     MetadataResponse, TopicName,
@@ -100,8 +101,8 @@ pub fn describe(bootstrap: &str, topic: &str) -> Result<String, UserError> {
         crate::data_dir::cluster_id_of(found.topic_id.into_bytes()),
         partitions_of(found.partitions.len())
     );
-    let first = offsets(&mut client, found, EARLIEST)?;
-    let next = offsets(&mut client, found, LATEST)?;
+    let first = offsets_of_leaders(&mut client, &metadata, found, EARLIEST)?;
+    let next = offsets_of_leaders(&mut client, &metadata, found, LATEST)?;
     let mut rows =
         vec![["PARTITION", "LEADER", "EPOCH", "COPIES", "FIRST", "NEXT", "STATE"].map(str::to_owned).to_vec()];
     let mut partitions: Vec<_> = found.partitions.iter().collect();
@@ -162,6 +163,28 @@ fn metadata(client: &mut Client, topic: Option<&str>) -> Result<MetadataResponse
     Ok(client.ask(&request, 12)?.0)
 }
 
+/// Partition and offset, from the broker that is asked and from those that lead the other partitions. One that can not
+/// be reached is left out.
+fn offsets_of_leaders(
+    client: &mut Client,
+    metadata: &MetadataResponse,
+    topic: &MetadataResponseTopic,
+    what: i64,
+) -> Result<Vec<(i32, i64)>, UserError> {
+    let mut found = offsets(client, topic, what)?;
+    for broker in &metadata.brokers {
+        let is_missing = |p: &MetadataResponsePartition| found.iter().all(|(known, _)| *known != p.partition_index);
+        if !topic.partitions.iter().any(|p| p.leader_id == broker.node_id && is_missing(p)) {
+            continue;
+        }
+        let port = u16::try_from(broker.port).unwrap_or_default();
+        let addr = Listener { host: broker.host.to_string(), port }.to_string();
+        let more = Client::connect(&addr).and_then(|mut client| offsets(&mut client, topic, what)).unwrap_or_default();
+        found.extend(more);
+    }
+    Ok(found)
+}
+
 /// Partition and offset, of those that answer.
 fn offsets(client: &mut Client, topic: &MetadataResponseTopic, what: i64) -> Result<Vec<(i32, i64)>, UserError> {
     let partition = |index: i32| {
@@ -202,7 +225,6 @@ mod tests {
     use kafka_protocol::messages::delete_topics_response::DeletableTopicResult;
     use kafka_protocol::messages::describe_configs_response::{DescribeConfigsResourceResult, DescribeConfigsResult};
     use kafka_protocol::messages::list_offsets_response::{ListOffsetsPartitionResponse, ListOffsetsTopicResponse};
-    use kafka_protocol::messages::metadata_response::MetadataResponsePartition;
     use kafka_protocol::messages::{
         ApiKey, ApiVersionsResponse, CreateTopicsResponse, DeleteTopicsResponse, DescribeConfigsResponse,
         ListOffsetsResponse,
