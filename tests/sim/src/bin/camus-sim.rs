@@ -1,7 +1,6 @@
 //! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `damage`: the same on disks that are damaged;
 //! `crash-points`: a crash at every boundary of a short life; `replicas`: three pumps; `planted`: that mistakes are
-//! found;
-//! `trace`: that a seed is the same every time.
+//! found; `trace`: that a seed is the same every time.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
 #![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
 
