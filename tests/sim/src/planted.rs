@@ -184,7 +184,7 @@ pub mod with_bugs {
                 Outcome::Misnamed(run) => {
                     missed += 1;
                     let (as_what, first) = (names(&run.failures), &run.failures[0].text);
-                    let (name, command, seed) = (bug.name(), command(run.mode), run.seed);
+                    let (name, command, seed) = (bug.name(), command(run.setup.mode), run.seed);
                     println!("{name}: NOT CAUGHT: seed {seed} ({command}) calls it {as_what}: {first}");
                 }
                 Outcome::NotCaught => {
@@ -238,7 +238,7 @@ pub mod with_bugs {
             return Outcome::Caught(Caught {
                 name: bug.name().to_owned(),
                 seed: run.seed,
-                command: command(run.mode).to_owned(),
+                command: command(run.setup.mode).to_owned(),
                 anomalies: names(&run.failures),
                 seeds: run.seed - asked.seeds.start + 1,
             });
