@@ -214,7 +214,8 @@ pub fn find_leader(cluster: &mut Cluster, partition: i32) -> Result<usize, Strin
 fn reached(cluster: &mut Cluster, partition: i32) -> Result<(Reach, Conn), String> {
     let deadline = cluster.now() + PATIENCE;
     let mut reach = Reach::leader_of(partition);
-    while cluster.now() < deadline {
+    // in a world that is halted time stands still as well
+    while cluster.now() < deadline && !cluster.world.is_halted() {
         if let Some((conn, _)) = reach.connected(cluster, true) {
             return Ok((reach, conn));
         }

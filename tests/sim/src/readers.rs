@@ -179,7 +179,7 @@ impl Reader {
 
     /// A consumer that goes on from there.
     pub fn seek(&mut self, offset: i64) {
-        self.next = offset;
+        (self.next, self.astray) = (offset, false);
         self.asked = self.asked.take().map(|_| Asked::Dropped);
     }
 

@@ -401,7 +401,7 @@ pub fn of_leader<T>(
             cluster.world.reset(conn.id);
             done
         });
-        if done.is_ok() || cluster.now() >= deadline {
+        if done.is_ok() || cluster.now() >= deadline || cluster.world.is_halted() {
             return done;
         }
         cluster.run_us(20_000);
