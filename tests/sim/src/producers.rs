@@ -10,6 +10,7 @@ use camus_history::history::{Produce, ProduceOutcome};
 use kafka_protocol::messages::{InitProducerIdResponse, ProduceResponse};
 use kafka_protocol::protocol::Decodable;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 const IN_FLIGHT_MAX: usize = 5;
 /// What a producer sends again after: no such partition yet, no leader yet, timed out, busy, out of order behind one
@@ -40,6 +41,8 @@ pub struct Idempotent {
     /// Something was refused: nothing new before everything is answered and sent again.
     retrying: bool,
     conn: Option<Conn>,
+    /// It can not be reached, and reaches nobody, until then: what it sends again afterwards is old.
+    away_until: Option<Mono>,
     /// One batch more after the last fault, to see whether it gets through.
     proof_sent: bool,
 }
@@ -55,14 +58,27 @@ impl Idempotent {
             unacked: VecDeque::new(),
             retrying: false,
             conn: None,
+            away_until: None,
             proof_sent: false,
         }
     }
 
     pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
+        if !ledger.calm && self.is_away(broker) {
+            return;
+        }
         let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
         self.talk(&mut conn, is_new, broker, ledger);
         self.conn = Some(conn);
+    }
+
+    /// Who has lost its connection may stay away for some time.
+    fn is_away(&mut self, broker: &mut SimBroker) -> bool {
+        let now = broker.now();
+        if self.away_until.is_none_or(|until| until <= now) && self.conn.is_none() && broker.chance(3) {
+            self.away_until = Some(now + Duration::from_millis(200 + broker.pick(4_000) as u64));
+        }
+        self.away_until.is_some_and(|until| now < until)
     }
 
     fn talk(&mut self, conn: &mut Conn, is_new: bool, broker: &mut SimBroker, ledger: &mut Ledger) {
