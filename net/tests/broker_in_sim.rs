@@ -421,7 +421,7 @@ fn the_checker_takes_a_good_history_and_names_what_is_wrong_with_a_bad_one() {
 
 /// One connection on each core: the kernel (here: the seed) chooses, so until each has one.
 fn one_conn_on_each_core(broker: &mut SimBroker) -> Vec<Conn> {
-    let mut conns: Vec<Option<Conn>> = broker.cores.iter().map(|_| None).collect();
+    let mut conns: Vec<Option<Conn>> = broker.cores().iter().map(|_| None).collect();
     while conns.iter().any(Option::is_none) {
         let before: Vec<u64> = opened(broker);
         let mut conn = Conn::open(broker);
@@ -433,11 +433,11 @@ fn one_conn_on_each_core(broker: &mut SimBroker) -> Vec<Conn> {
 }
 
 fn opened(broker: &SimBroker) -> Vec<u64> {
-    broker.stats.iter().map(|stats| stats.counters.connections_total.load(Ordering::Relaxed)).collect()
+    broker.stats().iter().map(|stats| stats.counters.connections_total.load(Ordering::Relaxed)).collect()
 }
 
 fn batches_of_cores(broker: &SimBroker) -> Vec<u64> {
-    broker.stats.iter().map(|stats| stats.counters.produce_batches_total.load(Ordering::Relaxed)).collect()
+    broker.stats().iter().map(|stats| stats.counters.produce_batches_total.load(Ordering::Relaxed)).collect()
 }
 
 /// Lost if it fails: a client on the wrong core would be refused half of its partitions, or get answers in disorder.
@@ -533,7 +533,7 @@ fn the_partitions_of_a_deleted_topic_vanish_on_all_cores() {
             assert_eq!(conns[1].produce(&mut broker, TOPIC, partition, &batch(&[1, 2], 0, (5, 0, 0))), (0, 0));
         }
         let held = |broker: &SimBroker| -> Vec<u64> {
-            broker.stats.iter().map(|stats| stats.counters.partitions.load(Ordering::Relaxed)).collect()
+            broker.stats().iter().map(|stats| stats.counters.partitions.load(Ordering::Relaxed)).collect()
         };
         assert_eq!(held(&broker), [2, 2]);
         // somebody waits for each partition
@@ -628,16 +628,16 @@ fn a_disk_that_hangs_is_said_and_so_is_its_end() {
     let mut broker = SimBroker::new(1, Shape::default());
     let mut conn = Conn::open(&mut broker);
     assert_eq!(conn.create_topic(&mut broker, TOPIC, 1), 0);
-    let said = |broker: &SimBroker| broker.said.borrow().disk_hangs;
+    let said = |broker: &SimBroker| broker.said().borrow().disk_hangs;
     broker.run_ms(20_000);
     assert!(!said(&broker), "nothing waits for the disk");
-    broker.world.disk(broker.cores[0]).hang(true);
+    broker.world.disk(broker.cores()[0]).hang(true);
     conn.send(&mut broker, PRODUCE, &produce(TOPIC, 0, &batch(&[1], 100, (-1, -1, -1))));
     broker.run_ms(4_000);
     assert!(!said(&broker), "it may just be slow");
     broker.run_ms(2_000);
     assert!(said(&broker));
-    broker.world.disk(broker.cores[0]).hang(false);
+    broker.world.disk(broker.cores()[0]).hang(false);
     broker.run_ms(1_000);
     assert!(!said(&broker), "it goes on");
     assert_eq!(conn.answers(&mut broker).len(), 1, "and so does what waited");
@@ -662,7 +662,8 @@ fn a_client_that_never_reads_is_bounded_and_the_others_go_on() {
         let mut most = 0;
         for value in 0..100 {
             assert_eq!(conn.produce(&mut broker, TOPIC, 1, &batch(&[value], 100, (-1, -1, -1))).0, 0);
-            let held: u64 = broker.stats.iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).sum();
+            let held: u64 =
+                broker.stats().iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).sum();
             most = most.max(held);
         }
         assert!(most < 2_500_000, "{most} bytes are held for a client that takes nothing");
@@ -715,7 +716,7 @@ fn answers_that_nobody_takes_hold_up_nobody_else_and_are_bounded() {
             let begun = broker.world.now();
             assert_eq!(conn.produce(&mut broker, TOPIC, 1, &batch(&[value], 100, (-1, -1, -1))).0, 0);
             slowest = slowest.max(broker.world.now().since(begun));
-            let held = broker.stats.iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).max();
+            let held = broker.stats().iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).max();
             most = most.max(held.unwrap());
             broker.run_ms(20);
         }
@@ -725,7 +726,7 @@ fn answers_that_nobody_takes_hold_up_nobody_else_and_are_bounded() {
         let begun = broker.world.now();
         assert_eq!(conn.fetch(&mut broker, TOPIC, 0, 0).error_code, 0);
         assert!(broker.world.now().since(begun) < std::time::Duration::from_secs(2));
-        let open: u64 = broker.stats.iter().map(|s| s.counters.connections.load(Ordering::Relaxed)).sum();
+        let open: u64 = broker.stats().iter().map(|s| s.counters.connections.load(Ordering::Relaxed)).sum();
         assert!((2..20).contains(&open), "{open} of {} are still there", deaf.len() + 2);
         broker.world.set_reading(slow.id, true);
         broker.run_ms(100);
@@ -753,7 +754,7 @@ fn fetches_that_begin_together_share_the_room_for_answers() {
         let mut most = 0;
         for _ in 0..400 {
             broker.run_us(50);
-            let held = broker.stats.iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).max();
+            let held = broker.stats().iter().map(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed)).max();
             most = most.max(held.unwrap());
         }
         assert!((1 << 20..budget).contains(&most), "{most} bytes are held for fetches");
@@ -865,7 +866,7 @@ fn whole_requests_of_a_client_that_closes_at_once_take_effect() {
         assert_eq!(values, (0..20).collect::<Vec<_>>());
         let values: Vec<u64> = conn.read_all(&mut broker, TOPIC, 1).into_iter().map(|(_, value)| value).collect();
         assert_eq!(values, (0..200).collect::<Vec<_>>(), "all of them, in their order");
-        assert!(broker.stats.iter().all(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed) == 0));
+        assert!(broker.stats().iter().all(|s| s.counters.memory_clients_bytes.load(Ordering::Relaxed) == 0));
     }
 }
 

@@ -152,6 +152,8 @@ def all_of_them(options):
             print(
                 f"chaos: {name}: {'the time was up' if status is None else f'status {status}'}; log: {log}", flush=True
             )
+    if not failed:
+        shutil.rmtree(folder, ignore_errors=True)
     for name, why in skipped:
         print(f"!! NOT TESTED: {name}: skipped: {why}", flush=True)
     print(f"chaos: {time.monotonic() - begun:.0f} s, seed {seed}{', failed: ' + ', '.join(failed) if failed else ''}")

@@ -47,8 +47,8 @@ pub enum DiskOp {
     /// Reads `len` bytes at `at`, both multiples of the block.
     Read { file: FileId, at: u64, len: u32 },
     /// Makes the file: `len` bytes, each written once with zero, flushed, its name durable. Takes long; done in the
-    /// background. It has its name when it is whole, not sooner, whatever happens. A file that exists is not touched and
-    /// is an error.
+    /// background. It has its name when it is whole, not sooner, whatever happens. A file that exists is not touched
+    /// and is an error.
     Prepare { file: FileId, len: u64 },
     /// Removes the file, its absence durable.
     Remove { file: FileId },

@@ -9,7 +9,8 @@
 //!
 //! Faults are off until a test asks for them, and off again after a crash. Writes that are lost, misdirected or torn
 //! though they report success, and rot, are damage: no log masks it with one copy, and all that can be asked for is
-//! that it is found.
+//! that it is found. An old image that is brought back ([`SimDisk::bring_back`]) is damage that not even that can be
+//! asked of: it is whole.
 //! Files: `sim/media.rs` the sectors.
 
 use super::{BlockBuf, Disk, DiskDone, DiskError, DiskErrorKind, DiskOk, DiskOp, DurableMethod, FileId, OpId, Volume};
@@ -77,7 +78,13 @@ pub struct Damage {
     pub writes: u64,
     /// Bits that were flipped.
     pub bits: u64,
+    /// Times that an old image was brought back.
+    pub images: u64,
 }
+
+/// What a disk had on its media at some time.
+#[derive(Clone)]
+pub struct DiskImage(BTreeMap<FileId, SimFile>);
 
 struct Flight {
     op: OpId,
@@ -176,6 +183,23 @@ impl SimDisk {
         bytes[byte as usize] ^= 1u8 << bit;
         state.damage.bits += 1;
         Some((**file, *sector * SECTOR_BYTES as u64 + byte))
+    }
+
+    /// What is on the media now.
+    pub fn image(&self) -> DiskImage {
+        let state = self.0.borrow();
+        DiskImage(state.files.iter().map(|(file, found)| (*file, found.on_media())).collect())
+    }
+
+    /// The disk is as it was then, and what was written since is gone.
+    ///
+    /// # Panics
+    /// If it is in use.
+    pub fn bring_back(&self, image: &DiskImage) {
+        let mut state = self.0.borrow_mut();
+        assert!(state.flight.is_empty(), "somebody uses the disk");
+        state.files = image.0.clone();
+        state.damage.images += 1;
     }
 
     /// What was done to this disk since it was new.

@@ -4,7 +4,11 @@
 //! what varies in life: how long the disk takes and in which order its operations end, how bytes are cut and delayed on
 //! the way, when a core gets its turn, what a crash leaves.
 //!
-//! A test plays the clients ([`World::connect`]) and the operator ([`World::crash`], faults of a [`SimDisk`]).
+//! A test plays the clients ([`World::connect`]) and the operator ([`World::crash`], [`World::pause`], faults of a
+//! [`SimDisk`]). Cores stand on machines ([`HostId`]), each with a clock of its own; what the network does to bytes is
+//! set for each direction between two of them ([`World::set_path`]).
+//!
+//! Files: `sim/hosts.rs` clocks and ways; `sim/tests.rs` what they do to a driver.
 
 use super::rng::Rng;
 use super::slots::Slots;
@@ -13,12 +17,19 @@ use crate::io::sim::{Crash, SimCoreDisk, SimDisk, Stuck};
 use crate::io::{Disk, DiskDone};
 use crate::types::{Mono, WallMs};
 use bytes::Bytes;
+use hosts::{Host, HostClock};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+#[cfg(test)]
+#[path = "sim/tests.rs"]
+mod fault_tests;
+mod hosts;
+pub use hosts::{Connects, DRIFT_PPM_MAX, HostId, Path, RESEND_AFTER};
 
 /// Bytes of one direction of a connection that were taken from the sender and not yet by the receiver.
 const WINDOW_BYTES: usize = 128 * 1024;
@@ -44,6 +55,11 @@ struct Inner {
     /// What is to happen, by time; the number keeps those of one moment in the order in which they were planned.
     agenda: BTreeMap<(Mono, u64), Action>,
     planned: u64,
+    hosts: Vec<Host>,
+    /// From one host to another; as usual where nothing is set.
+    paths: BTreeMap<(usize, usize), Path>,
+    /// What a way holds up, in the order in which it would have come.
+    held: BTreeMap<(usize, usize), VecDeque<Action>>,
     cores: Vec<Core>,
     listeners: Vec<Listening>,
     next_port: u16,
@@ -56,6 +72,8 @@ struct Inner {
     at_boundary: bool,
     boundaries: u64,
     halt_at: Option<u64>,
+    /// Only this host's boundaries count.
+    watched: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -92,6 +110,9 @@ struct Core {
     /// Counts restarts: what was due to an earlier life is dropped.
     life: u32,
     running: bool,
+    host: usize,
+    /// It gets no turns, as after SIGSTOP.
+    paused: bool,
     /// After `Turn::Stop`: waits for the disk.
     stopping: bool,
     turn: Option<(Mono, u64)>,
@@ -143,7 +164,14 @@ struct Link {
     /// By sender.
     ways: [Way; 2],
     to: SocketAddr,
+    /// On which machines the ends are.
+    hosts: [usize; 2],
     arrives: Mono,
+    arrived: bool,
+    /// The connector's first packet does not get through, and what it sends waits behind it.
+    arrive_held: bool,
+    /// By end: it is there, and has lost the reset that would have told it that the other is gone.
+    half_open: [bool; 2],
 }
 
 #[derive(Default)]
@@ -152,6 +180,8 @@ struct Way {
     waiting: VecDeque<Bytes>,
     /// On the way or arrived, not taken by the receiver.
     window: usize,
+    /// Taken by the receiver, but the sender does not know: of `window`.
+    untold: usize,
     arrived: VecDeque<Bytes>,
     last_due: Mono,
     fin: bool,
@@ -174,6 +204,9 @@ impl<D: Driver> World<D> {
                 rng: Rng::new(seed),
                 agenda: BTreeMap::new(),
                 planned: 0,
+                hosts: vec![Host { ip: None, clock: HostClock::new() }],
+                paths: BTreeMap::new(),
+                held: BTreeMap::new(),
                 cores: vec![],
                 listeners: vec![],
                 next_port: 10_000,
@@ -185,6 +218,7 @@ impl<D: Driver> World<D> {
                 at_boundary: false,
                 boundaries: 0,
                 halt_at: None,
+                watched: None,
             },
         }
     }
@@ -196,10 +230,31 @@ impl<D: Driver> World<D> {
     }
 
     pub fn add_core_with(&mut self, disk: SimDisk) -> SimCoreId {
+        self.put_core(HostId::CLIENTS, disk)
+    }
+
+    /// A machine, whose clocks say what the world's do.
+    pub fn add_host(&mut self, ip: IpAddr) -> HostId {
+        let hosts = &mut self.inner.hosts;
+        assert!(hosts.iter().all(|host| host.ip != Some(ip)), "{ip} is another machine's");
+        hosts.push(Host { ip: Some(ip), clock: HostClock::new() });
+        HostId(hosts.len() - 1)
+    }
+
+    /// A core of this machine that does not run yet, with a new disk.
+    pub fn add_core_on(&mut self, host: HostId) -> SimCoreId {
+        let disk = SimDisk::new(self.inner.rng.u64());
+        self.put_core(host, disk)
+    }
+
+    fn put_core(&mut self, host: HostId, disk: SimDisk) -> SimCoreId {
+        assert!(host.0 < self.inner.hosts.len(), "{host:?} is there");
         self.drivers.push(None);
         self.inner.cores.push(Core {
             life: 0,
             running: false,
+            host: host.0,
+            paused: false,
             stopping: false,
             turn: None,
             inbox: VecDeque::new(),
@@ -250,6 +305,95 @@ impl<D: Driver> World<D> {
         self.inner.note(&[10, core.0 as u64]);
     }
 
+    /// The process of this core stands still, as after SIGSTOP: what comes for it waits, as far as sockets hold it, and
+    /// its disk goes on with what it was asked for. Time passes all the same.
+    pub fn pause(&mut self, core: SimCoreId) {
+        let state = &mut self.inner.cores[core.0];
+        if state.running && !state.paused {
+            state.paused = true;
+            if let Some(key) = state.turn.take() {
+                self.inner.agenda.remove(&key);
+            }
+            self.inner.note(&[11, core.0 as u64, 1]);
+        }
+    }
+
+    /// It goes on. Harmless on a core that is not paused.
+    pub fn resume(&mut self, core: SimCoreId) {
+        if !std::mem::take(&mut self.inner.cores[core.0].paused) {
+            return;
+        }
+        self.inner.note(&[11, core.0 as u64, 0]);
+        self.inner.plan_turn(core.0, self.inner.now);
+        let ends = |link: &Link| {
+            let is_mine = |end: &End| matches!(end, End::Core(of, _) if *of == core.0);
+            link.ends.iter().position(is_mine)
+        };
+        let mine: Vec<(u64, usize)> =
+            self.inner.links.iter().filter_map(|(id, link)| Some((*id, ends(link)?))).collect();
+        for (link, side) in mine {
+            self.inner.take_arrived(link, 1 - side);
+        }
+    }
+
+    /// The machine has been up for so long when the world begins. Before anything else is done to its clock.
+    pub fn set_uptime(&mut self, host: HostId, uptime: Duration) {
+        assert!(self.inner.cores.iter().all(|core| core.host != host.0 || core.life == 0 && !core.running));
+        self.inner.hosts[host.0].clock.set_uptime(uptime);
+    }
+
+    /// From now on its clocks gain so much, or lose it: at most [`DRIFT_PPM_MAX`] either way.
+    pub fn set_drift(&mut self, host: HostId, ppm: i64) {
+        let now = self.inner.now;
+        self.inner.hosts[host.0].clock.set_drift(now, ppm);
+        self.inner.note(&[12, host.0 as u64, ppm as u64]);
+        // Deadlines were planned by the old rate.
+        for core in 0..self.inner.cores.len() {
+            let state = &self.inner.cores[core];
+            if state.host == host.0 && state.running {
+                self.inner.plan_turn(core, now);
+            }
+        }
+    }
+
+    /// Its wall clock jumps, forwards or back. Its monotonic clock does not.
+    pub fn jump_wall(&mut self, host: HostId, ms: i64) {
+        self.inner.hosts[host.0].clock.jump_wall(ms);
+        self.inner.note(&[13, host.0 as u64, ms as u64]);
+    }
+
+    /// What the way from one machine to another is like now.
+    pub fn path(&self, from: HostId, to: HostId) -> Path {
+        self.inner.path(from.0, to.0)
+    }
+
+    /// It is like that from now on. What it held up comes, if it lets it through.
+    pub fn set_path(&mut self, from: HostId, to: HostId, path: Path) {
+        let inner = &mut self.inner;
+        let [a, b, c, d] = path.words();
+        inner.note(&[9, from.0 as u64, to.0 as u64, a, b, c, d]);
+        inner.paths.insert((from.0, to.0), path);
+        if path.is_open() {
+            inner.tell_taken(from.0, to.0);
+        }
+        // A connection is made over both directions.
+        inner.release(from.0, to.0);
+        inner.release(to.0, from.0);
+    }
+
+    /// So many in a hundred of the connections between two machines are over at once, for both ends: what is on the way
+    /// is lost, in the middle of a frame.
+    pub fn reset_between(&mut self, a: HostId, b: HostId, percent: u64) {
+        let inner = &mut self.inner;
+        let is_between = |link: &&u64| [[a.0, b.0], [b.0, a.0]].contains(&inner.links[*link].hosts);
+        let between: Vec<u64> = inner.links.keys().filter(is_between).copied().collect();
+        for link in between {
+            if inner.rng.chance(percent) {
+                inner.break_link(link);
+            }
+        }
+    }
+
     pub fn now(&self) -> Mono {
         self.inner.now
     }
@@ -275,6 +419,11 @@ impl<D: Driver> World<D> {
         self.inner.halt_at = boundaries;
     }
 
+    /// Only this machine's boundaries count from now on: its disks', and what it has sent reaching anybody else.
+    pub fn watch_boundaries_of(&mut self, host: HostId) {
+        self.inner.watched = Some(host.0);
+    }
+
     pub fn is_halted(&self) -> bool {
         self.inner.halt_at.is_some_and(|halt_at| self.inner.boundaries >= halt_at)
     }
@@ -287,6 +436,7 @@ impl<D: Driver> World<D> {
         self.inner.pick_up_wakes();
         let Some(((at, _), action)) = self.inner.agenda.pop_first() else { return false };
         self.inner.now = self.inner.now.max(at);
+        let Some(action) = self.inner.gets_through(action) else { return true };
         match action {
             Action::Turn { core } => self.turn(core),
             Action::DiskDue { core, life, token } => self.inner.disk_due(core, life, token),
@@ -337,10 +487,15 @@ impl<D: Driver> World<D> {
 
     /// Begins a client's connection. What is sent before it is up waits.
     pub fn connect(&mut self, addr: SocketAddr) -> ClientId {
+        self.connect_from(HostId::CLIENTS, addr)
+    }
+
+    /// The same from another machine.
+    pub fn connect_from(&mut self, host: HostId, addr: SocketAddr) -> ClientId {
         let inner = &mut self.inner;
         let client = ClientId(inner.next_client);
         inner.next_client += 1;
-        let link = inner.open_link(End::Client(client), addr);
+        let link = inner.open_link(End::Client(client), host.0, addr);
         inner.clients.insert(client, Client { link, ..Client::default() });
         client
     }
@@ -404,7 +559,7 @@ impl<D: Driver> World<D> {
     fn turn(&mut self, core: usize) {
         let inner = &mut self.inner;
         inner.cores[core].turn = None;
-        if !inner.cores[core].running {
+        if !inner.cores[core].running || inner.cores[core].paused {
             return;
         }
         let Some(mut driver) = self.drivers[core].take() else { return };
@@ -423,7 +578,8 @@ impl<D: Driver> World<D> {
                 if more {
                     inner.plan_turn(core, inner.now);
                 } else if let Some(until) = until {
-                    inner.plan_turn(core, until);
+                    let at = inner.clock(core).moment_of(until);
+                    inner.plan_turn(core, at);
                 }
             }
             Turn::Again => inner.plan_turn(core, inner.now),
@@ -446,6 +602,10 @@ impl Inner {
         SimRt { inner: self, core }
     }
 
+    fn clock(&self, core: usize) -> &HostClock {
+        &self.hosts[self.cores[core].host].clock
+    }
+
     fn client(&mut self, client: ClientId) -> &mut Client {
         self.clients.get_mut(&client).expect("made by connect")
     }
@@ -457,6 +617,11 @@ impl Inner {
                 self.trace = (self.trace ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
             }
         }
+    }
+
+    /// Something happened on this host that a crash may not take back, or may.
+    fn at_boundary_of(&mut self, host: usize) {
+        self.at_boundary |= self.watched.is_none_or(|watched| watched == host);
     }
 
     fn pass_boundary(&mut self) {
@@ -472,6 +637,9 @@ impl Inner {
 
     /// A turn of the core at `at` or soon after it, unless one comes before.
     fn plan_turn(&mut self, core: usize, at: Mono) {
+        if self.cores[core].paused {
+            return;
+        }
         let at = at.max(self.now) + Duration::from_nanos(self.rng.between(500, 20_000));
         match self.cores[core].turn {
             Some((planned, _)) if planned <= at => return,
@@ -491,7 +659,7 @@ impl Inner {
     fn pick_up_wakes(&mut self) {
         for core in 0..self.cores.len() {
             let state = &self.cores[core];
-            if state.running && state.wake.swap(false, Ordering::Relaxed) {
+            if state.running && !state.paused && state.wake.swap(false, Ordering::Relaxed) {
                 self.tell(core, Inbox::Woken);
             }
         }
@@ -499,9 +667,9 @@ impl Inner {
 
     /// Takes over what the driver has started on its disk.
     fn after_callbacks(&mut self, core: usize) {
-        let life = self.cores[core].life;
+        let (life, host) = (self.cores[core].life, self.cores[core].host);
         for (token, due) in self.cores[core].disk.disk.take_started() {
-            self.at_boundary = true;
+            self.at_boundary_of(host);
             self.plan(due, Action::DiskDue { core, life, token });
         }
     }
@@ -510,14 +678,15 @@ impl Inner {
         if self.cores[core].life != life {
             return;
         }
+        let host = self.cores[core].host;
         match self.cores[core].disk.disk.complete(token) {
             Ok(done) => {
-                self.at_boundary = true;
+                self.at_boundary_of(host);
                 self.note(&[2, core as u64, done.op.0, u64::from(done.result.is_ok())]);
                 self.tell(core, Inbox::Disk(done));
             }
             Err(Stuck::Flushes(ends)) => {
-                self.at_boundary = true;
+                self.at_boundary_of(host);
                 self.note(&[7, core as u64, token]);
                 self.plan(ends, Action::DiskDue { core, life, token });
             }
@@ -593,7 +762,7 @@ impl Inner {
         self.listeners.retain(|listening| listening.core != core);
         let state = &mut self.cores[core];
         state.life += 1;
-        state.running = false;
+        (state.running, state.paused) = (false, false);
         state.inbox.clear();
         state.conns = Slots::new();
         if let Some(key) = state.turn.take() {
@@ -608,11 +777,125 @@ impl Inner {
         Duration::from_micros(us)
     }
 
-    fn open_link(&mut self, from: End, to: SocketAddr) -> u64 {
+    fn path(&self, from: usize, to: usize) -> Path {
+        self.paths.get(&(from, to)).copied().unwrap_or_default()
+    }
+
+    /// The same over a way that may be slow.
+    fn latency_of(&mut self, from: usize, to: usize) -> Duration {
+        let mut latency = self.latency();
+        if let Some(path) = self.paths.get(&(from, to)).copied() {
+            latency += path.delay;
+            if path.jitter > Duration::ZERO {
+                latency += Duration::from_nanos(self.rng.between(0, path.jitter.as_nanos() as u64));
+            }
+            if path.loss_percent > 0 && self.rng.chance(path.loss_percent) {
+                latency += RESEND_AFTER;
+            }
+        }
+        latency
+    }
+
+    /// Of what one end of this link sends.
+    fn latency_on(&mut self, link: u64, from: usize) -> Duration {
+        let hosts = self.links[&link].hosts;
+        self.latency_of(hosts[from], hosts[1 - from])
+    }
+
+    /// What is due on a way that lets nothing through waits there, or is lost: `None`.
+    fn gets_through(&mut self, action: Action) -> Option<Action> {
+        let (link, from) = match &action {
+            Action::Arrive { link } => (*link, 0),
+            Action::Deliver { link, from, .. } | Action::Fin { link, from } => (*link, *from),
+            Action::Reset { link, to, .. } => (*link, 1 - *to),
+            Action::Turn { .. } | Action::DiskDue { .. } => return Some(action),
+        };
+        let Some(state) = self.links.get(&link) else { return Some(action) };
+        let hosts = state.hosts;
+        let (there, back) = (self.path(hosts[from], hosts[1 - from]), self.path(hosts[1 - from], hosts[from]));
+        let state = self.links.get_mut(&link).expect("looked up above");
+        let waits = if let Action::Arrive { .. } = &action {
+            state.arrive_held = !there.is_open() || !back.is_open() || there.connects == Connects::Hang;
+            state.arrive_held
+        } else if state.arrive_held {
+            true
+        } else if let Action::Reset { to, .. } = &action
+            && there.is_cut
+        {
+            state.half_open[*to] = true;
+            return None;
+        } else {
+            !there.is_open()
+        };
+        if !waits {
+            return Some(action);
+        }
+        self.held.entry((hosts[from], hosts[1 - from])).or_default().push_back(action);
+        None
+    }
+
+    /// What waited on this way is under way again, in its order. What does not get through waits anew.
+    fn release(&mut self, from: usize, to: usize) {
+        let Some(held) = self.held.remove(&(from, to)) else { return };
+        let mut at = self.now;
+        for action in held {
+            at = at.max(self.now + self.latency_of(from, to));
+            // What is sent from now on comes behind it.
+            match &action {
+                Action::Deliver { link, from, .. } => {
+                    if let Some(state) = self.links.get_mut(link) {
+                        state.ways[*from].last_due = state.ways[*from].last_due.max(at);
+                    }
+                }
+                Action::Arrive { link } => {
+                    if let Some(state) = self.links.get_mut(link) {
+                        state.ways[0].last_due = state.ways[0].last_due.max(at);
+                        state.arrives = at;
+                    }
+                }
+                Action::Turn { .. } | Action::DiskDue { .. } | Action::Fin { .. } | Action::Reset { .. } => {}
+            }
+            self.plan(at, action);
+        }
+    }
+
+    /// Senders learn what receivers took while no word of it got through from `from` to `to`.
+    fn tell_taken(&mut self, from: usize, to: usize) {
+        let all: Vec<(u64, usize)> = self.links.keys().flat_map(|link| [(*link, 0), (*link, 1)]).collect();
+        for (link, side) in all {
+            let Some(state) = self.links.get_mut(&link) else { continue };
+            let way = &mut state.ways[side];
+            if (state.hosts[1 - side], state.hosts[side]) == (from, to) && way.untold > 0 {
+                way.window -= std::mem::take(&mut way.untold);
+                self.push_on(link, side);
+            }
+        }
+    }
+
+    fn break_link(&mut self, link: u64) {
+        self.note(&[8, link]);
+        for side in 0..2 {
+            self.close_end(link, side, CloseReason::Error(libc::ECONNRESET));
+        }
+        self.links.remove(&link);
+    }
+
+    fn open_link(&mut self, from: End, host: usize, to: SocketAddr) -> u64 {
         let link = self.next_link;
         self.next_link += 1;
-        let at = self.now + self.latency();
-        self.links.insert(link, Link { ends: [from, End::Nobody], ways: Default::default(), to, arrives: at });
+        let there = self.hosts.iter().position(|host| host.ip == Some(to.ip())).unwrap_or(HostId::CLIENTS.0);
+        let at = self.now + self.latency_of(host, there);
+        let opened = Link {
+            ends: [from, End::Nobody],
+            ways: Default::default(),
+            to,
+            hosts: [host, there],
+            arrives: at,
+            arrived: false,
+            arrive_held: false,
+            half_open: [false; 2],
+        };
+        self.links.insert(link, opened);
         // Bytes that are sent at once come after the connection does.
         self.links.get_mut(&link).expect("just made").ways[0].last_due = at;
         self.plan(at, Action::Arrive { link });
@@ -622,17 +905,19 @@ impl Inner {
     /// The connector's first packet has reached the address.
     fn arrive(&mut self, link: u64) {
         let Some(state) = self.links.get(&link) else { return };
-        let (from, to) = (state.ends[0], state.to);
+        let (from, to, hosts) = (state.ends[0], state.to, state.hosts);
         self.note(&[3, link]);
         let here: Vec<(usize, ListenerId)> =
             self.listeners.iter().filter(|listening| listening.addr == to).map(|l| (l.core, l.id)).collect();
-        if here.is_empty() {
+        if here.is_empty() || self.path(hosts[0], hosts[1]).connects == Connects::Refused {
             return self.reset_end(link, 0, libc::ECONNREFUSED);
         }
         let (core, listener) = here[self.rng.between(0, here.len() as u64 - 1) as usize];
         let conn = self.cores[core].conns.insert(Conn::new(link, 1, false));
-        let peer = SocketAddr::from(([127, 0, 0, 1], 40_000 + (link % 20_000) as u16));
-        self.links.get_mut(&link).expect("looked up above").ends[1] = End::Core(core, conn);
+        let ip = self.hosts[hosts[0]].ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let peer = SocketAddr::new(ip, 40_000 + (link % 20_000) as u16);
+        let state = self.links.get_mut(&link).expect("looked up above");
+        (state.ends[1], state.arrived) = (End::Core(core, conn), true);
         self.tell(core, Inbox::Accepted { listener, conn, peer });
         match from {
             End::Core(core, conn) => {
@@ -664,7 +949,7 @@ impl Inner {
             }
             way.window += piece;
             let last_due = way.last_due;
-            let due = (self.now + self.latency()).max(last_due);
+            let due = (self.now + self.latency_on(link, from)).max(last_due);
             self.links.get_mut(&link).expect("looked up above").ways[from].last_due = due;
             self.plan(due, Action::Deliver { link, from, bytes });
         }
@@ -684,6 +969,12 @@ impl Inner {
         let hash = u64::from(crc32c::crc32c(&bytes));
         self.note(&[4, link, from as u64, bytes.len() as u64, hash]);
         let Some(state) = self.links.get_mut(&link) else { return };
+        if std::mem::take(&mut state.half_open[from]) {
+            // The other machine knows nothing of this connection, and says so.
+            let at = self.now + self.latency_on(link, 1 - from);
+            self.plan(at, Action::Reset { link, to: from, errno: libc::ECONNRESET });
+        }
+        let state = self.links.get_mut(&link).expect("looked up above");
         state.ways[from].arrived.push_back(bytes);
         self.take_arrived(link, from);
     }
@@ -691,12 +982,16 @@ impl Inner {
     /// Gives the receiver what has arrived, if it takes it.
     fn take_arrived(&mut self, link: u64, from: usize) {
         while let Some(state) = self.links.get_mut(&link) {
-            let to = state.ends[1 - from];
+            let (to, hosts) = (state.ends[1 - from], state.hosts);
             let takes = match to {
                 End::Nobody => true,
                 End::Client(client) => !self.clients[&client].paused,
-                End::Core(core, conn) => self.cores[core].conns.get(conn).is_some_and(|conn| conn.receiving),
+                End::Core(core, conn) => {
+                    let core = &mut self.cores[core];
+                    !core.paused && core.conns.get(conn).is_some_and(|conn| conn.receiving)
+                }
             };
+            let is_told = self.paths.get(&(hosts[1 - from], hosts[from])).is_none_or(Path::is_open);
             let way = &mut state.ways[from];
             if !takes {
                 return;
@@ -708,14 +1003,22 @@ impl Inner {
                 }
                 return;
             };
-            way.window -= bytes.len();
+            if is_told {
+                way.window -= bytes.len();
+            } else {
+                way.untold += bytes.len();
+            }
             match to {
                 End::Nobody => {}
                 End::Client(client) => {
-                    self.at_boundary = true;
+                    self.at_boundary_of(hosts[from]);
                     self.client(client).received.extend_from_slice(&bytes);
                 }
-                End::Core(core, conn) => self.tell(core, Inbox::Received(conn, bytes)),
+                End::Core(core, conn) => {
+                    // Another machine has it: that counts where one machine's crash is looked at.
+                    self.at_boundary |= self.watched == Some(hosts[from]) && hosts[0] != hosts[1];
+                    self.tell(core, Inbox::Received(conn, bytes));
+                }
             }
             self.push_on(link, from);
         }
@@ -726,6 +1029,10 @@ impl Inner {
         if let Some(state) = self.links.get_mut(&link) {
             state.ways[from].fin = true;
             self.take_arrived(link, from);
+        }
+        let is_over = |link: &Link| link.ends.iter().all(|end| matches!(end, End::Nobody));
+        if self.links.get(&link).is_some_and(is_over) {
+            self.links.remove(&link);
         }
     }
 
@@ -767,7 +1074,7 @@ impl Inner {
         let client = matches!(state.ends[side], End::Client(_));
         let other = matches!(state.ends[1 - side], End::Core(..) | End::Client(_));
         state.ends[side] = End::Nobody;
-        if !other && (side == 1 || self.now > state.arrives) {
+        if !other && (side == 1 || state.arrived || !state.arrive_held && self.now > state.arrives) {
             // Both are gone. (A connector may go before it has arrived: then it arrives all the same.)
             self.links.remove(&link);
             return;
@@ -775,7 +1082,7 @@ impl Inner {
         if reset {
             state.ways[side].waiting.clear();
             let arrives = state.arrives;
-            let at = (self.now + self.latency()).max(arrives);
+            let at = (self.now + self.latency_on(link, side)).max(arrives);
             self.plan(at, Action::Reset { link, to: 1 - side, errno: libc::ECONNRESET });
             return;
         }
@@ -791,7 +1098,7 @@ impl Inner {
         } else {
             state.ways[side].waiting.clear();
         }
-        let at = last_due.max(self.now + self.latency());
+        let at = last_due.max(self.now + self.latency_on(link, side));
         self.plan(at, Action::Fin { link, from: side });
         // What the other end sends from now on goes nowhere.
         self.take_arrived(link, 1 - side);
@@ -818,11 +1125,11 @@ impl SimRt<'_> {
 
 impl Rt for SimRt<'_> {
     fn now(&self) -> Mono {
-        self.inner.now
+        self.inner.clock(self.core).mono(self.inner.now)
     }
 
     fn wall(&self) -> WallMs {
-        WallMs(WALL_START_MS + (self.inner.now.0 / 1_000_000) as i64)
+        WallMs(WALL_START_MS + self.inner.clock(self.core).wall_ms(self.inner.now))
     }
 
     fn random(&mut self) -> u64 {
@@ -848,7 +1155,8 @@ impl Rt for SimRt<'_> {
     fn connect(&mut self, addr: SocketAddr) -> io::Result<ConnId> {
         let link = self.inner.next_link;
         let conn = self.me().conns.insert(Conn::new(link, 0, true));
-        let opened = self.inner.open_link(End::Core(self.core, conn), addr);
+        let host = self.inner.cores[self.core].host;
+        let opened = self.inner.open_link(End::Core(self.core, conn), host, addr);
         assert_eq!(opened, link);
         Ok(conn)
     }

@@ -1,21 +1,23 @@
-//! All clients of one broker.
+//! All clients of a broker, or of a cluster.
 
 use crate::epochs::EpochReader;
-use crate::kit::SimBroker;
+use crate::kit::Cluster;
 use crate::ledger::Ledger;
+use crate::members::Member;
 use crate::producers::{Idempotent, Plain};
+use crate::reach::Reach;
 use crate::readers::{Committer, Reader, Trimmer};
-use crate::wire::Conn;
 
 /// Processes of a history: which numbers belong to whom.
 const IDEMPOTENTS: std::ops::Range<u32> = 0..4;
 const PLAINS: std::ops::Range<u32> = 4..6;
 const READERS: u32 = 10;
-const COMMITTERS: std::ops::Range<u32> = 30..33;
 const EPOCH_READERS: std::ops::Range<u32> = 20..22;
+const COMMITTERS: std::ops::Range<u32> = 30..33;
 const TRIMMER: u32 = 40;
 /// Whoever looks in the end.
 pub const AUDITOR: u32 = 50;
+const MEMBERS: std::ops::Range<u32> = 60..62;
 
 /// The last of those that commit does so seldom: what it committed is old.
 fn commits_percent(process: u32) -> u64 {
@@ -28,13 +30,16 @@ pub struct Clients {
     readers: Vec<Reader>,
     epoch_readers: Vec<EpochReader>,
     committers: Vec<Committer>,
+    members: Vec<Member>,
     trimmer: Trimmer,
 }
 
 impl Clients {
-    /// Two readers a partition. `tight`: the log is so small that what is read has to go.
-    pub fn new(partitions: i32, tight: bool) -> Clients {
+    /// Two readers a partition. `tight`: the log is so small that what is read has to go. `grouped`: some are members
+    /// of groups.
+    pub fn new(partitions: i32, tight: bool, grouped: bool) -> Clients {
         let of = |process: u32| process as i32 % partitions;
+        let members = if grouped { MEMBERS } else { 0..0 };
         Clients {
             idempotents: IDEMPOTENTS.map(|process| Idempotent::new(process, of(process))).collect(),
             plains: PLAINS.map(|process| Plain::new(process, of(process))).collect(),
@@ -43,6 +48,7 @@ impl Clients {
             committers: COMMITTERS
                 .map(|process| Committer::new(process, of(process), commits_percent(process)))
                 .collect(),
+            members: members.map(|process| Member::new(process, of(process))).collect(),
             trimmer: Trimmer::new(TRIMMER, tight),
         }
     }
@@ -56,51 +62,54 @@ impl Clients {
             readers: (0..partitions).map(|n| Reader::new(READERS + n as u32, n)).collect(),
             epoch_readers: vec![],
             committers: vec![],
+            members: vec![],
             trimmer: Trimmer::new(TRIMMER, false),
         }
     }
 
     /// Each does what there is to do now.
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        self.idempotents.iter_mut().for_each(|client| client.step(broker, ledger));
-        self.plains.iter_mut().for_each(|client| client.step(broker, ledger));
-        self.readers.iter_mut().for_each(|client| client.step(broker, ledger));
-        self.epoch_readers.iter_mut().for_each(|client| client.step(broker, ledger));
-        self.committers.iter_mut().for_each(|client| client.step(broker, ledger));
-        self.trimmer.step(broker, ledger);
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        self.idempotents.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.plains.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.readers.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.epoch_readers.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.committers.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.members.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.trimmer.step(cluster, ledger);
     }
 
     /// Some of them lose their connections in one moment, as when a switch does.
-    pub fn reset_some(&mut self, broker: &mut SimBroker) {
-        for conn in self.conns() {
-            if let Some(open) = conn
-                && broker.chance(50)
+    pub fn reset_some(&mut self, cluster: &mut Cluster) {
+        for reach in self.reaches() {
+            if let Some(open) = reach.conn()
+                && cluster.chance(50)
             {
-                broker.world.reset(open.id);
+                cluster.world.reset(open.id);
             }
         }
     }
 
-    fn conns(&mut self) -> Vec<&mut Option<Conn>> {
-        let mut all: Vec<&mut Option<Conn>> = Vec::new();
-        all.extend(self.idempotents.iter_mut().map(Idempotent::conn_mut));
-        all.extend(self.plains.iter_mut().map(Plain::conn_mut));
-        all.extend(self.readers.iter_mut().map(Reader::conn_mut));
-        all.extend(self.epoch_readers.iter_mut().map(EpochReader::conn_mut));
-        all.extend(self.committers.iter_mut().map(Committer::conn_mut));
-        all.push(self.trimmer.conn_mut());
+    fn reaches(&mut self) -> Vec<&mut Reach> {
+        let mut all: Vec<&mut Reach> = Vec::new();
+        all.extend(self.idempotents.iter_mut().map(Idempotent::reach));
+        all.extend(self.plains.iter_mut().map(Plain::reach));
+        all.extend(self.readers.iter_mut().map(Reader::reach));
+        all.extend(self.epoch_readers.iter_mut().map(EpochReader::reach));
+        all.extend(self.committers.iter_mut().map(Committer::reach));
+        all.extend(self.members.iter_mut().flat_map(Member::reaches));
+        all.push(self.trimmer.reach());
         all
     }
 
     /// One of the readers takes nothing for this long.
-    pub fn pause_a_reader(&mut self, ms: u64, broker: &mut SimBroker) {
-        let n = broker.pick(self.readers.len());
-        let until = broker.now() + std::time::Duration::from_millis(ms);
-        self.readers[n].pause(until, broker);
+    pub fn pause_a_reader(&mut self, ms: u64, cluster: &mut Cluster) {
+        let n = cluster.pick(self.readers.len());
+        let until = cluster.now() + std::time::Duration::from_millis(ms);
+        self.readers[n].pause(until, cluster);
     }
 
-    pub fn resume_readers(&mut self, broker: &mut SimBroker) {
-        self.readers.iter_mut().for_each(|reader| reader.resume(broker));
+    pub fn resume_readers(&mut self, cluster: &mut Cluster) {
+        self.readers.iter_mut().for_each(|reader| reader.resume(cluster));
     }
 
     /// Readers are done when they have read what is below the end of their partition.
@@ -115,7 +124,8 @@ impl Clients {
         let idempotents = self.idempotents.iter().filter(|client| !client.is_done()).map(Idempotent::name);
         let plains = self.plains.iter().filter(|client| !client.is_done()).map(Plain::name);
         let committers = self.committers.iter().filter(|client| !client.is_done()).map(Committer::name);
-        idempotents.chain(plains).chain(committers).collect()
+        let members = self.members.iter().filter(|client| !client.is_done()).map(Member::name);
+        idempotents.chain(plains).chain(committers).chain(members).collect()
     }
 
     pub fn readers_not_done(&self) -> Vec<String> {
@@ -123,16 +133,13 @@ impl Clients {
     }
 
     /// They leave. What they wait for still, they will never know.
-    pub fn finish(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        let now = broker.now();
+    pub fn finish(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        let now = cluster.now();
         self.idempotents.iter_mut().for_each(|client| client.finish(now, ledger));
         self.plains.iter_mut().for_each(|client| client.finish(now, ledger));
         self.committers.iter_mut().for_each(|client| client.finish(now, ledger));
+        self.members.iter_mut().for_each(|client| client.finish(now, ledger));
         self.trimmer.finish(now, ledger);
-        for conn in self.conns() {
-            if let Some(open) = conn.take() {
-                broker.world.reset(open.id);
-            }
-        }
+        self.reaches().into_iter().for_each(|reach| reach.close(cluster));
     }
 }

@@ -2,18 +2,20 @@
 //! changed: was what it has read cut off meanwhile?
 
 use crate::batches::epochs;
-use crate::kit::SimBroker;
-use crate::ledger::{Ledger, partition};
-use crate::wire::{Conn, EARLIEST, FETCH, LIST_OFFSETS, connected, fetch, fetched, list_offsets, listed};
+use crate::kit::Cluster;
+use crate::ledger::{Ledger, TOPIC, partition};
+use crate::reach::Reach;
+use crate::readers::{LED_ELSEWHERE, RETRIABLE_EPOCH};
+use crate::wire::{Conn, EARLIEST, FETCH, LIST_OFFSETS, fetch, fetched, list_offsets, listed, name};
 use bytes::Bytes;
 use camus_engine::types::Mono;
 use camus_history::Op;
 use camus_history::history::{EpochEnd, EpochStart};
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
 use kafka_protocol::messages::{
-    FetchResponse, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, TopicName,
+    FetchResponse, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse,
 };
-use kafka_protocol::protocol::{Decodable, StrBytes};
+use kafka_protocol::protocol::Decodable;
 
 const OFFSET_FOR_LEADER_EPOCH: i16 = 4;
 const OFFSET_OUT_OF_RANGE: i16 = 1;
@@ -35,22 +37,23 @@ pub struct EpochReader {
     /// Epochs that it has read, and up to where, oldest first.
     known: Vec<(i32, i64)>,
     asked: Option<Asked>,
-    conn: Option<Conn>,
+    reach: Reach,
 }
 
 impl EpochReader {
     pub fn new(process: u32, partition: i32) -> EpochReader {
-        EpochReader { process, partition, next: 0, astray: false, known: vec![], asked: None, conn: None }
+        let reach = Reach::leader_of(partition);
+        EpochReader { process, partition, next: 0, astray: false, known: vec![], asked: None, reach }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
-        for (_, body) in conn.answers(broker) {
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
+        for (_, body) in conn.answers(cluster) {
             match self.asked.take() {
-                Some(Asked::Records) => self.found(body, broker.now(), ledger),
+                Some(Asked::Records) => self.found(body, cluster.now(), ledger),
                 Some(Asked::Earliest) => self.begins(body, ledger),
                 Some(Asked::End { epoch, known_to, invoked }) => {
-                    self.ends(body, (epoch, known_to), (invoked, broker.now()), ledger);
+                    self.ends(body, (epoch, known_to), (invoked, cluster.now()), ledger);
                 }
                 None => panic!("epoch reader {} got an answer that it did not ask for", self.process),
             }
@@ -58,22 +61,23 @@ impl EpochReader {
         if is_new {
             self.asked = None;
         }
-        if self.asked.is_none() {
-            self.ask(&mut conn, is_new, broker);
+        if self.asked.is_none() && !self.reach.is_done_here(cluster) {
+            self.ask(&mut conn, is_new, cluster);
         }
-        self.conn = Some(conn);
+        self.reach.keep(conn);
     }
 
-    fn ask(&mut self, conn: &mut Conn, is_new: bool, broker: &mut SimBroker) {
+    fn ask(&mut self, conn: &mut Conn, is_new: bool, cluster: &mut Cluster) {
+        let at = (self.partition, self.reach.epoch());
         if self.astray {
-            conn.send(broker, LIST_OFFSETS, &list_offsets(self.partition, EARLIEST));
+            conn.send(cluster, LIST_OFFSETS, &list_offsets(TOPIC, at, EARLIEST));
             self.asked = Some(Asked::Earliest);
-        } else if !self.known.is_empty() && (is_new || broker.chance(10)) {
-            let (epoch, known_to) = self.known[broker.pick(self.known.len())];
-            conn.send(broker, OFFSET_FOR_LEADER_EPOCH, &epoch_end(self.partition, epoch));
-            self.asked = Some(Asked::End { epoch, known_to, invoked: broker.now() });
+        } else if !self.known.is_empty() && (is_new || cluster.chance(10)) {
+            let (epoch, known_to) = self.known[cluster.pick(self.known.len())];
+            conn.send(cluster, OFFSET_FOR_LEADER_EPOCH, &epoch_end(at, epoch));
+            self.asked = Some(Asked::End { epoch, known_to, invoked: cluster.now() });
         } else {
-            conn.send(broker, FETCH, &fetch(self.partition, self.next, 200, 10_000));
+            conn.send(cluster, FETCH, &fetch(TOPIC, at, self.next, 200, 10_000));
             self.asked = Some(Asked::Records);
         }
     }
@@ -83,7 +87,7 @@ impl EpochReader {
         match found.error_code {
             0 => {}
             OFFSET_OUT_OF_RANGE => return self.astray = true,
-            code => return ledger.expect_one_of(&RETRIABLE, code, "an epoch reader"),
+            code => return self.refused(code, ledger),
         }
         for (base, epoch, end) in epochs(&found.records.unwrap_or_default()) {
             match self.known.last_mut() {
@@ -103,7 +107,7 @@ impl EpochReader {
     fn begins(&mut self, mut body: Bytes, ledger: &mut Ledger) {
         let (code, offset) = listed(ListOffsetsResponse::decode(&mut body, LIST_OFFSETS).unwrap());
         if code != 0 {
-            return ledger.expect_one_of(&RETRIABLE, code, "an epoch reader");
+            return self.refused(code, ledger);
         }
         (self.next, self.astray) = (offset, false);
     }
@@ -112,7 +116,7 @@ impl EpochReader {
         let answer = OffsetForLeaderEpochResponse::decode(&mut body, OFFSET_FOR_LEADER_EPOCH).unwrap();
         let told = &answer.topics[0].partitions[0];
         if told.error_code != 0 {
-            return ledger.expect_one_of(&RETRIABLE, told.error_code, "an epoch reader");
+            return self.refused(told.error_code, ledger);
         }
         if told.end_offset < 0 {
             let unknown = format!("epoch {epoch} of partition {} was read and is not known", self.partition);
@@ -122,17 +126,24 @@ impl EpochReader {
         ledger.add(self.process, when.0, when.1, Op::EpochEnd(EpochEnd { partition, epoch, known_to, end }));
     }
 
-    pub fn conn_mut(&mut self) -> &mut Option<Conn> {
-        &mut self.conn
+    fn refused(&mut self, code: i16, ledger: &mut Ledger) {
+        let expected: &[i16] = if self.reach.epoch() < 0 { &RETRIABLE } else { &RETRIABLE_EPOCH };
+        ledger.expect_one_of(expected, code, "an epoch reader");
+        if LED_ELSEWHERE.contains(&code) {
+            self.reach.is_told_off();
+        }
+    }
+
+    pub fn reach(&mut self) -> &mut Reach {
+        &mut self.reach
     }
 }
 
-fn epoch_end(partition: i32, epoch: i32) -> OffsetForLeaderEpochRequest {
+fn epoch_end(at: (i32, i32), epoch: i32) -> OffsetForLeaderEpochRequest {
     let partition = OffsetForLeaderPartition::default()
-        .with_partition(partition)
-        .with_current_leader_epoch(-1)
+        .with_partition(at.0)
+        .with_current_leader_epoch(at.1)
         .with_leader_epoch(epoch);
-    let name = TopicName(StrBytes::from_static_str(crate::ledger::TOPIC));
-    let topic = OffsetForLeaderTopic::default().with_topic(name).with_partitions(vec![partition]);
+    let topic = OffsetForLeaderTopic::default().with_topic(name(TOPIC)).with_partitions(vec![partition]);
     OffsetForLeaderEpochRequest::default().with_replica_id((-1).into()).with_topics(vec![topic])
 }

@@ -1,12 +1,13 @@
-//! What goes wrong and when, drawn from the seed: each seed has its own mix of faults, and some have none.
+//! What goes wrong with one broker and when, drawn from the seed: each seed has its own mix of faults, and some have
+//! none. What goes wrong with a cluster is in `cluster_faults.rs`.
 //!
 //! Damage (rot, and writes that report success and are not there) is in the mix only where a scenario asks for it: with
 //! one copy no broker masks it.
 
 use crate::clients::Clients;
-use crate::kit::SimBroker;
+use crate::kit::Cluster;
 use camus_engine::io::Volume;
-use camus_engine::io::sim::{Crash, Damage};
+use camus_engine::io::sim::{Crash, Damage, DiskImage};
 use camus_engine::rt::rng::Rng;
 use camus_engine::rt::sim::SimCoreId;
 use camus_engine::types::Mono;
@@ -32,6 +33,8 @@ pub enum Fault {
     LostWrites,
     MisdirectedWrites,
     TornWrites,
+    /// A copy of the disk is made now, and the disk is that copy when the broker starts the next time but one.
+    OldImage,
 }
 
 const ALL: [Fault; 11] = [
@@ -49,6 +52,8 @@ const ALL: [Fault; 11] = [
 ];
 
 const DAMAGE: [Fault; 4] = [Fault::Rot, Fault::LostWrites, Fault::MisdirectedWrites, Fault::TornWrites];
+/// Seeds with damage in which old images are brought back, in a hundred.
+const OLD_IMAGES_PERCENT: u64 = 15;
 
 /// A fault that ends by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +74,8 @@ pub struct Faults {
     /// The broker is down, and is started again then.
     begin_at: Option<Mono>,
     lasting: Vec<(Mono, Lasting)>,
+    /// What the disks were, by core, and how many starts from now they are that again.
+    images: Option<(Vec<DiskImage>, usize)>,
     /// Starts before which the end of the log may have been lost without a trace.
     pub cuts: Vec<Mono>,
     /// A core refused its disk: there is no broker any more.
@@ -86,6 +93,9 @@ impl Faults {
         if damages {
             mix.push(DAMAGE[rng.between(0, DAMAGE.len() as u64 - 1) as usize]);
             mix.extend(DAMAGE.into_iter().filter(|_| rng.chance(30)));
+            if rng.chance(OLD_IMAGES_PERCENT) {
+                mix.push(Fault::OldImage);
+            }
         }
         Faults {
             mix,
@@ -94,140 +104,164 @@ impl Faults {
             next_at: now + ms(rng.between(100, 3_000)),
             begin_at: None,
             lasting: vec![],
+            images: None,
             cuts: vec![],
             refused: None,
         }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, clients: &mut Clients) {
+    pub fn step(&mut self, cluster: &mut Cluster, clients: &mut Clients) {
         if self.refused.is_some() {
             return;
         }
-        let now = broker.now();
-        if broker.has_failed() && self.begin_at.is_none() {
-            broker.crash(Crash::Process);
+        let now = cluster.now();
+        if cluster.has_failed(0) && self.begin_at.is_none() {
+            cluster.crash(0, Crash::Process);
         }
-        if !broker.is_running() && self.begin_at.is_none() {
-            let down_ms = if broker.chance(50) { 0 } else { broker.pick(500) as u64 };
+        if !cluster.is_running(0) && self.begin_at.is_none() {
+            let down_ms = if cluster.chance(50) { 0 } else { cluster.pick(500) as u64 };
             self.begin_at = Some(now + ms(down_ms));
         }
         if self.begin_at.is_some_and(|at| at <= now) {
             self.begin_at = None;
-            self.begin(broker);
+            self.begin(cluster);
         }
-        self.end_what_is_over(broker);
+        self.end_what_is_over(cluster);
         if now >= self.next_at && !self.mix.is_empty() {
-            let fault = self.mix[broker.pick(self.mix.len())];
-            self.inject(fault, broker, clients);
-            self.next_at = broker.now() + ms(100 + broker.pick(5_000) as u64);
+            let fault = self.mix[cluster.pick(self.mix.len())];
+            self.inject(fault, cluster, clients);
+            self.next_at = cluster.now() + ms(100 + cluster.pick(5_000) as u64);
         }
     }
 
-    fn begin(&mut self, broker: &mut SimBroker) {
-        if self.damages && broker.chance(20) {
+    fn begin(&mut self, cluster: &mut Cluster) {
+        if self.damages && cluster.chance(20) {
             // It rots while nobody looks.
-            let n = broker.pick(broker.cores.len());
-            let _where = broker.world.disk(broker.cores[n]).rot_somewhere();
+            let n = cluster.pick(cluster.brokers[0].cores.len());
+            let _where = cluster.world.disk(cluster.brokers[0].cores[n]).rot_somewhere();
         }
-        let damage = broker.damage();
+        if let Some((images, starts)) = &mut self.images {
+            *starts -= 1;
+            if *starts == 0 {
+                for (core, image) in cluster.brokers[0].cores.iter().zip(&*images) {
+                    cluster.world.disk(*core).bring_back(image);
+                }
+                self.images = None;
+            }
+        }
+        let damage = cluster.damage(0);
         // One flipped bit is always known as such. Anything else in the last groups may look like a write that was
         // never there (docs/adr/0002).
-        if damage.writes > self.survived.writes || damage.bits > self.survived.bits + 1 {
-            self.cuts.push(broker.now());
+        if damage.writes > self.survived.writes
+            || damage.images > self.survived.images
+            || damage.bits > self.survived.bits + 1
+        {
+            self.cuts.push(cluster.now());
         }
-        match broker.begin() {
+        match cluster.begin(0) {
             Ok(()) => self.survived = damage,
             Err(why) => self.refused = Some(why),
         }
     }
 
-    fn inject(&mut self, fault: Fault, broker: &mut SimBroker, clients: &mut Clients) {
-        let n = broker.pick(broker.cores.len());
-        let core = broker.cores[n];
-        let disk = broker.world.disk(core);
+    fn inject(&mut self, fault: Fault, cluster: &mut Cluster, clients: &mut Clients) {
+        let n = cluster.pick(cluster.brokers[0].cores.len());
+        let core = cluster.brokers[0].cores[n];
+        let disk = cluster.world.disk(core);
         match fault {
-            Fault::ProcessCrash => broker.crash(Crash::Process),
-            Fault::PowerLoss => broker.crash(Crash::Power),
+            Fault::ProcessCrash => cluster.crash(0, Crash::Process),
+            Fault::PowerLoss => cluster.crash(0, Crash::Power),
             Fault::Stop => {
-                if broker.is_running() && !broker.stop() {
+                if cluster.is_running(0) && !cluster.stop(0) {
                     // A disk that hangs, or an operator without patience.
-                    broker.crash(Crash::Process);
+                    cluster.crash(0, Crash::Process);
                 }
             }
             Fault::SlowDisk => {
-                disk.slow_down(Duration::from_micros(500 + broker.pick(20_000) as u64));
-                self.last(2_000, Lasting::Slow(core), broker);
+                disk.slow_down(Duration::from_micros(500 + cluster.pick(20_000) as u64));
+                self.last(2_000, Lasting::Slow(core), cluster);
             }
             Fault::Spikes => {
-                disk.spike(1 + broker.pick(20) as u64, ms(1 + broker.pick(300) as u64));
-                self.last(5_000, Lasting::Spikes(core), broker);
+                disk.spike(1 + cluster.pick(20) as u64, ms(1 + cluster.pick(300) as u64));
+                self.last(5_000, Lasting::Spikes(core), cluster);
             }
             Fault::HungDisk => {
                 disk.hang(true);
-                self.last(5_000, Lasting::Hang(core), broker);
+                self.last(5_000, Lasting::Hang(core), cluster);
             }
-            Fault::WriteErrors => disk.fail_writes(1 + broker.pick(3) as u32),
-            Fault::ReadErrors => disk.fail_reads(1 + broker.pick(5) as u32),
+            Fault::WriteErrors => disk.fail_writes(1 + cluster.pick(3) as u32),
+            Fault::ReadErrors => disk.fail_reads(1 + cluster.pick(5) as u32),
             Fault::FullDisk => {
                 let files = disk.volume().files().expect("a simulated disk lists its files");
                 let used: u64 = files.iter().map(|(_, len)| len).sum();
-                disk.set_capacity(used + broker.pick(3) as u64 * broker.shape.segment_bytes);
-                self.last(5_000, Lasting::Full(core), broker);
+                disk.set_capacity(used + cluster.pick(3) as u64 * cluster.shape.segment_bytes);
+                self.last(5_000, Lasting::Full(core), cluster);
             }
-            Fault::Resets => clients.reset_some(broker),
+            Fault::Resets => clients.reset_some(cluster),
             Fault::PausedReader => {
-                let for_ms = 100 + broker.pick(5_000) as u64;
-                clients.pause_a_reader(for_ms, broker);
+                let for_ms = 100 + cluster.pick(5_000) as u64;
+                clients.pause_a_reader(for_ms, cluster);
             }
             Fault::Rot => {
                 let _where = disk.rot_somewhere();
             }
-            Fault::LostWrites => disk.lose_writes(1 + broker.pick(3) as u32),
-            Fault::MisdirectedWrites => disk.misdirect_writes(1 + broker.pick(3) as u32),
-            Fault::TornWrites => disk.tear_writes(1 + broker.pick(3) as u32),
+            Fault::LostWrites => disk.lose_writes(1 + cluster.pick(3) as u32),
+            Fault::MisdirectedWrites => disk.misdirect_writes(1 + cluster.pick(3) as u32),
+            Fault::TornWrites => disk.tear_writes(1 + cluster.pick(3) as u32),
+            Fault::OldImage => {
+                if self.images.is_none() {
+                    let image = |core: &SimCoreId| cluster.world.disk(*core).image();
+                    self.images = Some((cluster.brokers[0].cores.iter().map(image).collect(), 2));
+                }
+            }
         }
     }
 
     /// It ends within this time.
-    fn last(&mut self, ms_max: usize, what: Lasting, broker: &mut SimBroker) {
-        let until = broker.now() + ms(1 + broker.pick(ms_max) as u64);
+    fn last(&mut self, ms_max: usize, what: Lasting, cluster: &mut Cluster) {
+        let until = cluster.now() + ms(1 + cluster.pick(ms_max) as u64);
         self.lasting.push((until, what));
     }
 
-    fn end_what_is_over(&mut self, broker: &mut SimBroker) {
-        let now = broker.now();
+    fn end_what_is_over(&mut self, cluster: &mut Cluster) {
+        let now = cluster.now();
         self.lasting.retain(|(until, what)| {
             if *until <= now {
-                end(*what, broker);
+                end(*what, cluster);
             }
             *until > now
         });
     }
 
     /// Everything works from now on. A broker that is down is started again at the next step.
-    pub fn heal(&mut self, broker: &mut SimBroker, clients: &mut Clients) {
+    pub fn heal(&mut self, cluster: &mut Cluster, clients: &mut Clients) {
         self.mix.clear();
         for (_, what) in std::mem::take(&mut self.lasting) {
-            end(what, broker);
+            end(what, cluster);
         }
-        for core in &broker.cores {
-            let disk = broker.world.disk(*core);
-            disk.fail_writes(0);
-            disk.fail_reads(0);
-            disk.lose_writes(0);
-            disk.misdirect_writes(0);
-            disk.tear_writes(0);
-        }
-        self.begin_at = self.begin_at.map(|_| broker.now());
-        clients.resume_readers(broker);
+        heal_disks(cluster, 0);
+        self.begin_at = self.begin_at.map(|_| cluster.now());
+        clients.resume_readers(cluster);
     }
 }
 
-fn end(what: Lasting, broker: &mut SimBroker) {
+/// Nothing that was asked for goes wrong any more.
+pub fn heal_disks(cluster: &Cluster, n: usize) {
+    for core in &cluster.brokers[n].cores {
+        let disk = cluster.world.disk(*core);
+        disk.fail_writes(0);
+        disk.fail_reads(0);
+        disk.lose_writes(0);
+        disk.misdirect_writes(0);
+        disk.tear_writes(0);
+    }
+}
+
+fn end(what: Lasting, cluster: &mut Cluster) {
     match what {
-        Lasting::Slow(core) => broker.world.disk(core).slow_down(Duration::ZERO),
-        Lasting::Spikes(core) => broker.world.disk(core).spike(0, Duration::ZERO),
-        Lasting::Hang(core) => broker.world.disk(core).hang(false),
-        Lasting::Full(core) => broker.world.disk(core).set_capacity(u64::MAX),
+        Lasting::Slow(core) => cluster.world.disk(core).slow_down(Duration::ZERO),
+        Lasting::Spikes(core) => cluster.world.disk(core).spike(0, Duration::ZERO),
+        Lasting::Hang(core) => cluster.world.disk(core).hang(false),
+        Lasting::Full(core) => cluster.world.disk(core).set_capacity(u64::MAX),
     }
 }

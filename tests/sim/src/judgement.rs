@@ -10,6 +10,10 @@
 //! sent or that was refused, in a wrong order, twice, or with a hole before it: the log that is left is a beginning of
 //! the one that was. What groups committed, and where epochs end, is judged only where there is no cut.
 //!
+//! Of a cluster one broker's disk is damaged. Once that broker has started on a disk that may have lost its end, it may
+//! let itself be counted for what it does not have, at that time or at any later one (docs/adr/0005, "Not done"): what
+//! ended before is judged as if nothing had been damaged, and of the rest only orders, and that nothing is invented.
+//!
 //! One lawful thing is judged as a fault all the same: a producer of which no batch is left begins anywhere, and then a
 //! hole is before it. It takes a loss of all that it ever wrote, which a tail is not, unless it has just begun.
 
@@ -29,6 +33,16 @@ pub fn after_damage(history: &[Event], cuts: &[Mono]) -> Vec<Anomaly> {
         found.extend(check(&stretch(history, from, to)));
         from = to;
     }
+    found
+}
+
+/// The same of a cluster of which one broker's disk was damaged.
+pub fn after_damage_of_one(history: &[Event], cuts: &[Mono]) -> Vec<Anomaly> {
+    let Some(cut) = cuts.first() else { return check(history) };
+    let mut found = orders(history);
+    found.extend(check(&stretch(history, Mono(0), *cut)));
+    let lasts = |anomaly: &Anomaly| matches!(anomaly.name(), "invented" | "failed-but-there");
+    found.extend(check(history).into_iter().filter(lasts));
     found
 }
 
@@ -124,6 +138,24 @@ mod tests {
         assert_eq!(names(&history, &[]), ["acknowledged-lost", "inconsistent-offsets"]);
         assert_eq!(names(&history, &[Mono(5)]), ["acknowledged-lost", "inconsistent-offsets"], "nothing before it");
         assert_eq!(names(&history, &[Mono(80)]), ["inconsistent-offsets"], "two values in one stretch");
+    }
+
+    /// Lost if it fails: one damaged disk of three is an excuse for what was seen before it, or for what nobody sent.
+    #[test]
+    fn a_cluster_may_lose_after_a_replica_forgot_and_not_before() {
+        let names = |history: &[Event], cuts: &[Mono]| {
+            let mut names: Vec<_> = after_damage_of_one(history, cuts).iter().map(Anomaly::name).collect();
+            names.sort_unstable();
+            names.dedup();
+            names
+        };
+        let history = [acked(10, 0, 7, 0), acked(20, 1, 8, 1), read(30, 1, 8), acked(60, 2, 9, 1), last(90, &[7, 9])];
+        assert_eq!(names(&history, &[Mono(50)]), Vec::<&str>::new());
+        assert_eq!(names(&history, &[]), ["acknowledged-lost", "inconsistent-offsets"]);
+        let history = [acked(10, 0, 7, 0), acked(20, 1, 8, 1), read(30, 1, 7), last(90, &[7])];
+        assert_eq!(names(&history, &[Mono(50)]), ["inconsistent-offsets"], "two values before it");
+        let history = [acked(10, 0, 7, 0), read(60, 1, 5), last(90, &[7])];
+        assert_eq!(names(&history, &[Mono(50)]), ["invented"]);
     }
 
     /// Lost if it fails: damage is an excuse for anything.

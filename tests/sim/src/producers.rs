@@ -1,8 +1,9 @@
 //! The clients that write: idempotent producers with five batches in flight, and plain ones.
 
-use crate::kit::SimBroker;
-use crate::ledger::{Ledger, partition};
-use crate::wire::{Conn, INIT_PRODUCER_ID, PRODUCE, batch, connected, init_producer_id, produce, produced};
+use crate::kit::Cluster;
+use crate::ledger::{Ledger, TOPIC, partition};
+use crate::reach::Reach;
+use crate::wire::{Conn, INIT_PRODUCER_ID, PRODUCE, batch, init_producer_id, produce, produced};
 use bytes::Bytes;
 use camus_engine::types::Mono;
 use camus_history::Op;
@@ -18,6 +19,8 @@ const IN_FLIGHT_MAX: usize = 5;
 const RETRIABLE: [i16; 7] = [3, 5, 6, 7, 19, 45, 56];
 /// Of these, what is said before anything is done.
 const DONE_NOTHING: [i16; 2] = [3, 19];
+/// Of these, what says that another may lead the partition by now.
+const LED_ELSEWHERE: [i16; 3] = [3, 5, 6];
 const RETRIABLE_ID: [i16; 5] = [7, 14, 15, 16, 56];
 
 /// A batch without an answer.
@@ -40,9 +43,11 @@ pub struct Idempotent {
     unacked: VecDeque<Unacked>,
     /// Something was refused: nothing new before everything is answered and sent again.
     retrying: bool,
-    conn: Option<Conn>,
     /// It can not be reached, and reaches nobody, until then: what it sends again afterwards is old.
     away_until: Option<Mono>,
+    /// With this code, the last time.
+    refused: i16,
+    reach: Reach,
     /// One batch more after the last fault, to see whether it gets through.
     proof_sent: bool,
 }
@@ -57,58 +62,62 @@ impl Idempotent {
             next_number: 0,
             unacked: VecDeque::new(),
             retrying: false,
-            conn: None,
             away_until: None,
+            refused: 0,
+            reach: Reach::leader_of(partition),
             proof_sent: false,
         }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        if !ledger.calm && self.is_away(broker) {
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        if !ledger.calm && self.is_away(cluster) {
             return;
         }
-        let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
-        self.talk(&mut conn, is_new, broker, ledger);
-        self.conn = Some(conn);
+        let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
+        self.talk(&mut conn, is_new, cluster, ledger);
+        self.reach.keep(conn);
     }
 
     /// Who has lost its connection may stay away for some time.
-    fn is_away(&mut self, broker: &mut SimBroker) -> bool {
-        let now = broker.now();
-        if self.away_until.is_none_or(|until| until <= now) && self.conn.is_none() && broker.chance(3) {
-            self.away_until = Some(now + Duration::from_millis(200 + broker.pick(4_000) as u64));
+    fn is_away(&mut self, cluster: &mut Cluster) -> bool {
+        let now = cluster.now();
+        if self.away_until.is_none_or(|until| until <= now) && self.reach.conn().is_none() && cluster.chance(3) {
+            self.away_until = Some(now + Duration::from_millis(200 + cluster.pick(4_000) as u64));
         }
         self.away_until.is_some_and(|until| now < until)
     }
 
-    fn talk(&mut self, conn: &mut Conn, is_new: bool, broker: &mut SimBroker, ledger: &mut Ledger) {
+    fn talk(&mut self, conn: &mut Conn, is_new: bool, cluster: &mut Cluster, ledger: &mut Ledger) {
         if is_new {
             self.unacked.iter_mut().for_each(|batch| batch.asked = None);
             self.retrying = true;
         }
-        for (correlation, body) in conn.answers(broker) {
+        for (correlation, body) in conn.answers(cluster) {
             match self.id {
                 None => self.take_id(body, ledger),
-                Some(_) => self.answered(correlation, body, broker.now(), ledger),
+                Some(_) => self.answered(correlation, body, cluster.now(), ledger),
             }
         }
         let Some(id) = self.id else {
             if conn.owed() == 0 {
-                conn.send(broker, INIT_PRODUCER_ID, &init_producer_id());
+                conn.send(cluster, INIT_PRODUCER_ID, &init_producer_id());
             }
             return;
         };
+        if self.reach.is_done_here(cluster) {
+            return;
+        }
         if self.retrying && conn.owed() == 0 {
             for batch in &mut self.unacked {
-                batch.asked = Some(conn.send(broker, PRODUCE, &produce(self.partition, &batch.bytes)));
+                batch.asked = Some(conn.send(cluster, PRODUCE, &produce(TOPIC, self.partition, &batch.bytes)));
             }
             self.retrying = false;
         }
         let is_done = ledger.quiet || (ledger.calm && self.proof_sent);
         let may = !self.retrying && self.unacked.len() < IN_FLIGHT_MAX && !is_done;
-        if may && broker.chance(60) {
+        if may && cluster.chance(60) {
             self.proof_sent = ledger.calm;
-            self.send_new(conn, id, broker, ledger);
+            self.send_new(conn, id, cluster, ledger);
         }
     }
 
@@ -132,17 +141,21 @@ impl Idempotent {
                 ledger.expect_one_of(&RETRIABLE, code, &self.name());
                 self.unacked[at].asked = None;
                 self.retrying = true;
+                self.refused = code;
+                if LED_ELSEWHERE.contains(&code) {
+                    self.reach.is_told_off();
+                }
             }
         }
     }
 
-    fn send_new(&mut self, conn: &mut Conn, id: (i64, i16), broker: &mut SimBroker, ledger: &mut Ledger) {
-        let values = ledger.new_values(1 + broker.pick(3));
-        let bytes = batch(&values, broker.pick(200), (id.0, id.1, self.next_sequence));
-        let (invoked, first_number) = (broker.now(), self.next_number);
+    fn send_new(&mut self, conn: &mut Conn, id: (i64, i16), cluster: &mut Cluster, ledger: &mut Ledger) {
+        let values = ledger.new_values(1 + cluster.pick(3));
+        let bytes = batch(&values, cluster.pick(200), (id.0, id.1, self.next_sequence));
+        let (invoked, first_number) = (cluster.now(), self.next_number);
         self.next_number += values.len() as u64;
         self.next_sequence += values.len() as i32;
-        let asked = Some(conn.send(broker, PRODUCE, &produce(self.partition, &bytes)));
+        let asked = Some(conn.send(cluster, PRODUCE, &produce(TOPIC, self.partition, &bytes)));
         self.unacked.push_back(Unacked { invoked, first_number, values, bytes, asked });
     }
 
@@ -170,12 +183,13 @@ impl Idempotent {
     }
 
     pub fn name(&self) -> String {
-        let unacked = self.unacked.len();
-        format!("idempotent producer {} of partition {} ({unacked} batches unacked)", self.process, self.partition)
+        let Idempotent { process, partition, refused, .. } = self;
+        let (unacked, reach) = (self.unacked.len(), &self.reach);
+        format!("idempotent producer {process} of partition {partition} ({unacked} unacked, code {refused}, {reach})")
     }
 
-    pub fn conn_mut(&mut self) -> &mut Option<Conn> {
-        &mut self.conn
+    pub fn reach(&mut self) -> &mut Reach {
+        &mut self.reach
     }
 }
 
@@ -185,7 +199,7 @@ pub struct Plain {
     partition: i32,
     next_number: u64,
     asked: Option<Asked>,
-    conn: Option<Conn>,
+    reach: Reach,
     /// Something was acknowledged after the last fault.
     proven: bool,
 }
@@ -198,27 +212,28 @@ struct Asked {
 
 impl Plain {
     pub fn new(process: u32, partition: i32) -> Plain {
-        Plain { process, partition, next_number: 0, asked: None, conn: None, proven: false }
+        Plain { process, partition, next_number: 0, asked: None, reach: Reach::leader_of(partition), proven: false }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
         if is_new {
-            self.finish(broker.now(), ledger);
+            self.finish(cluster.now(), ledger);
         }
-        for (_, body) in conn.answers(broker) {
-            self.answered(body, broker.now(), ledger);
+        for (_, body) in conn.answers(cluster) {
+            self.answered(body, cluster.now(), ledger);
         }
         let is_done = ledger.quiet || (ledger.calm && self.proven);
-        if self.asked.is_none() && !is_done && broker.chance(40) {
-            let values = ledger.new_values(1 + broker.pick(3));
-            let (invoked, first_number) = (broker.now(), self.next_number);
+        let may = self.asked.is_none() && !self.reach.is_done_here(cluster) && !is_done;
+        if may && cluster.chance(40) {
+            let values = ledger.new_values(1 + cluster.pick(3));
+            let (invoked, first_number) = (cluster.now(), self.next_number);
             self.next_number += values.len() as u64;
-            let bytes = batch(&values, broker.pick(5_000), (-1, -1, -1));
-            conn.send(broker, PRODUCE, &produce(self.partition, &bytes));
+            let bytes = batch(&values, cluster.pick(5_000), (-1, -1, -1));
+            conn.send(cluster, PRODUCE, &produce(TOPIC, self.partition, &bytes));
             self.asked = Some(Asked { invoked, first_number, values });
         }
-        self.conn = Some(conn);
+        self.reach.keep(conn);
     }
 
     fn answered(&mut self, mut body: Bytes, now: Mono, ledger: &mut Ledger) {
@@ -231,6 +246,9 @@ impl Plain {
                 ProduceOutcome::Info
             }
         };
+        if LED_ELSEWHERE.contains(&answer.error_code) {
+            self.reach.is_told_off();
+        }
         self.proven |= ledger.calm && answer.error_code == 0;
         self.record(now, outcome, ledger);
     }
@@ -261,7 +279,7 @@ impl Plain {
         format!("plain producer {} of partition {}", self.process, self.partition)
     }
 
-    pub fn conn_mut(&mut self) -> &mut Option<Conn> {
-        &mut self.conn
+    pub fn reach(&mut self) -> &mut Reach {
+        &mut self.reach
     }
 }

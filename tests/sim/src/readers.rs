@@ -1,10 +1,11 @@
 //! The clients that read, and those that move what is read: readers, a group that commits, and a trimmer.
 
-use crate::kit::SimBroker;
-use crate::ledger::{Ledger, partition};
+use crate::kit::Cluster;
+use crate::ledger::{Ledger, TOPIC, partition};
+use crate::reach::Reach;
 use crate::wire::{
-    Conn, DELETE_RECORDS, EARLIEST, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, commit_offset, connected,
-    delete_records, fetch, fetch_offset, fetched, list_offsets, listed, records,
+    Conn, DELETE_RECORDS, EARLIEST, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, commit_offset, delete_records,
+    fetch, fetch_offset, fetched, list_offsets, listed, records,
 };
 use bytes::Bytes;
 use camus_engine::types::Mono;
@@ -17,13 +18,25 @@ use kafka_protocol::protocol::Decodable;
 
 const OFFSET_OUT_OF_RANGE: i16 = 1;
 const RETRIABLE: [i16; 5] = [3, 5, 6, 7, 56];
+/// Where leaders change, the epoch that a client knows may be an old one, or newer than the broker's.
+pub const RETRIABLE_EPOCH: [i16; 7] = [3, 5, 6, 7, 56, 74, 75];
+/// Of these, what says that another may lead the partition by now.
+pub const LED_ELSEWHERE: [i16; 5] = [3, 5, 6, 74, 75];
 /// Of the group's coordinator: loading, not there yet, timed out.
-const RETRIABLE_GROUP: [i16; 7] = [3, 5, 7, 14, 15, 16, 56];
+pub const RETRIABLE_GROUP: [i16; 7] = [3, 5, 7, 14, 15, 16, 56];
+/// Of these, what says that another may coordinate it by now.
+pub const COORDINATED_ELSEWHERE: [i16; 2] = [15, 16];
 
 /// What a reader waits for.
 enum Asked {
-    Records { invoked: Mono },
-    Earliest { invoked: Mono },
+    Records {
+        invoked: Mono,
+    },
+    Earliest {
+        invoked: Mono,
+    },
+    /// It wants to know no more.
+    Dropped,
 }
 
 /// Waits for what comes, and goes on behind it.
@@ -34,7 +47,7 @@ pub struct Reader {
     /// What is at `next` is gone: it has to ask where the log begins.
     astray: bool,
     asked: Option<Asked>,
-    conn: Option<Conn>,
+    reach: Reach,
     /// It takes nothing off its connection until then.
     paused_until: Option<Mono>,
     /// When it last looked at its connection. An answer that it finds has come since.
@@ -43,6 +56,8 @@ pub struct Reader {
     looked_away: bool,
     /// It is done when it has read all below.
     target: Option<i64>,
+    /// The last code that it was refused with.
+    refused: i16,
 }
 
 impl Reader {
@@ -53,52 +68,55 @@ impl Reader {
             next: 0,
             astray: false,
             asked: None,
-            conn: None,
+            reach: Reach::leader_of(partition),
             paused_until: None,
             looked: Mono(0),
             looked_away: false,
             target: None,
+            refused: 0,
         }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
         match self.paused_until {
-            Some(until) if broker.now() < until => return,
-            Some(_) => self.resume(broker),
+            Some(until) if cluster.now() < until => return,
+            Some(_) => self.resume(cluster),
             None => {}
         }
-        let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
+        let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
         if is_new {
             self.asked = None;
             // a consumer that starts again from what it committed
-            if !ledger.calm && broker.chance(20) {
-                self.next = (self.next - broker.pick(200) as i64).max(0);
+            if !ledger.calm && cluster.chance(20) {
+                self.next = (self.next - cluster.pick(200) as i64).max(0);
             }
         }
-        for (_, body) in conn.answers(broker) {
+        for (_, body) in conn.answers(cluster) {
             match self.asked.take() {
-                Some(Asked::Records { invoked }) => self.found(body, invoked, broker.now(), ledger),
-                Some(Asked::Earliest { invoked }) => self.begins(body, invoked, broker.now(), ledger),
+                Some(Asked::Records { invoked }) => self.found(body, invoked, cluster.now(), ledger),
+                Some(Asked::Earliest { invoked }) => self.begins(body, invoked, cluster.now(), ledger),
+                Some(Asked::Dropped) => {}
                 None => panic!("{} got an answer that it did not ask for", self.name()),
             }
         }
-        self.looked = broker.now();
-        if self.asked.is_none() {
-            self.ask(&mut conn, broker);
+        self.looked = cluster.now();
+        if self.asked.is_none() && !self.reach.is_done_here(cluster) {
+            self.ask(&mut conn, cluster);
         }
-        self.conn = Some(conn);
+        self.reach.keep(conn);
     }
 
-    fn ask(&mut self, conn: &mut Conn, broker: &mut SimBroker) {
-        let invoked = broker.now();
+    fn ask(&mut self, conn: &mut Conn, cluster: &mut Cluster) {
+        let invoked = cluster.now();
         self.looked_away = false;
+        let at = (self.partition, self.reach.epoch());
         if self.astray {
-            conn.send(broker, LIST_OFFSETS, &list_offsets(self.partition, EARLIEST));
+            conn.send(cluster, LIST_OFFSETS, &list_offsets(TOPIC, at, EARLIEST));
             self.asked = Some(Asked::Earliest { invoked });
         } else {
-            let wait_ms = broker.pick(500) as i32;
-            let bytes_max = if broker.chance(20) { 1 } else { 10_000 };
-            conn.send(broker, FETCH, &fetch(self.partition, self.next, wait_ms, bytes_max));
+            let wait_ms = cluster.pick(500) as i32;
+            let bytes_max = if cluster.chance(20) { 1 } else { 10_000 };
+            conn.send(cluster, FETCH, &fetch(TOPIC, at, self.next, wait_ms, bytes_max));
             self.asked = Some(Asked::Records { invoked });
         }
     }
@@ -111,11 +129,12 @@ impl Reader {
                 self.astray = true;
                 return;
             }
-            code => return ledger.expect_one_of(&RETRIABLE, code, &self.name()),
+            code => return self.refused(code, ledger),
         }
         let records = records(&found.records.unwrap_or_default(), self.next);
         let from_offset = self.next;
-        if records.is_empty() && !self.looked_away {
+        // Where ways are cut and leaders change, an answer may be late for other reasons.
+        if records.is_empty() && !self.looked_away && self.reach.epoch() < 0 {
             ledger.was_empty(self.partition, from_offset, self.looked, &self.name());
         }
         if let Some((last, _)) = records.last() {
@@ -136,7 +155,7 @@ impl Reader {
     fn begins(&mut self, mut body: Bytes, invoked: Mono, now: Mono, ledger: &mut Ledger) {
         let (code, offset) = listed(ListOffsetsResponse::decode(&mut body, LIST_OFFSETS).unwrap());
         if code != 0 {
-            return ledger.expect_one_of(&RETRIABLE, code, &self.name());
+            return self.refused(code, ledger);
         }
         if offset <= self.next {
             let beyond = format!("{} is told that its offset is out of range; the log begins at {offset}", self.name());
@@ -147,18 +166,40 @@ impl Reader {
         ledger.add(self.process, invoked, now, Op::ListOffset(list));
     }
 
+    fn refused(&mut self, code: i16, ledger: &mut Ledger) {
+        self.refused = code;
+        if self.reach.epoch() < 0 {
+            return ledger.expect_one_of(&RETRIABLE, code, &self.name());
+        }
+        ledger.expect_one_of(&RETRIABLE_EPOCH, code, &self.name());
+        if LED_ELSEWHERE.contains(&code) {
+            self.reach.is_told_off();
+        }
+    }
+
+    /// A consumer that goes on from there.
+    pub fn seek(&mut self, offset: i64) {
+        self.next = offset;
+        self.asked = self.asked.take().map(|_| Asked::Dropped);
+    }
+
+    pub fn position(&self) -> i64 {
+        self.next
+    }
+
     /// Takes nothing until then: answers pile up on the way, and in the broker.
-    pub fn pause(&mut self, until: Mono, broker: &mut SimBroker) {
-        if let Some(conn) = &self.conn {
-            broker.world.set_reading(conn.id, false);
+    pub fn pause(&mut self, until: Mono, cluster: &mut Cluster) {
+        if let Some(conn) = self.reach.conn() {
+            cluster.world.set_reading(conn.id, false);
             self.paused_until = Some(until);
             self.looked_away = true;
         }
     }
 
-    pub fn resume(&mut self, broker: &mut SimBroker) {
-        if let Some(conn) = &self.conn {
-            broker.world.set_reading(conn.id, true);
+    pub fn resume(&mut self, cluster: &mut Cluster) {
+        if let Some(conn) = self.reach.conn_mut() {
+            cluster.world.set_reading(conn.id, true);
+            conn.waits_anew(cluster);
         }
         self.paused_until = None;
     }
@@ -176,11 +217,14 @@ impl Reader {
     }
 
     pub fn name(&self) -> String {
-        format!("reader {} of partition {} (at {}, to {:?})", self.process, self.partition, self.next, self.target)
+        let Reader { process, partition, next, target, astray, refused, reach, .. } = self;
+        let where_to = target.map_or(String::new(), |target| format!(", to {target}"));
+        let astray = if *astray { ", astray" } else { "" };
+        format!("reader {process} of partition {partition} (at {next}{where_to}{astray}, code {refused}, {reach})")
     }
 
-    pub fn conn_mut(&mut self) -> &mut Option<Conn> {
-        &mut self.conn
+    pub fn reach(&mut self) -> &mut Reach {
+        &mut self.reach
     }
 }
 
@@ -199,44 +243,46 @@ pub struct Committer {
     commits_percent: u64,
     next: i64,
     asked: Option<AskedOfGroup>,
-    conn: Option<Conn>,
+    reach: Reach,
     /// After the last fault: something was committed, and after that something was fetched.
     proven: (bool, bool),
 }
 
 impl Committer {
     pub fn new(process: u32, partition: i32, commits_percent: u64) -> Committer {
-        let (group, proven) = (format!("group-{process}"), (false, false));
-        Committer { process, group, partition, commits_percent, next: 0, asked: None, conn: None, proven }
+        let group = format!("group-{process}");
+        let reach = Reach::coordinator_of(&group);
+        let proven = (false, false);
+        Committer { process, group, partition, commits_percent, next: 0, asked: None, reach, proven }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
         if is_new {
-            self.finish(broker.now(), ledger);
+            self.finish(cluster.now(), ledger);
         }
-        for (_, body) in conn.answers(broker) {
+        for (_, body) in conn.answers(cluster) {
             match self.asked.take() {
                 Some(AskedOfGroup::Commit { offset, invoked }) => {
-                    self.committed(body, offset, invoked, broker.now(), ledger);
+                    self.committed(body, offset, invoked, cluster.now(), ledger);
                 }
-                Some(AskedOfGroup::Fetch { invoked }) => self.fetched(body, invoked, broker.now(), ledger),
+                Some(AskedOfGroup::Fetch { invoked }) => self.fetched(body, invoked, cluster.now(), ledger),
                 None => panic!("{} got an answer that it did not ask for", self.name()),
             }
         }
-        if self.asked.is_none() && !self.is_done() && broker.chance(20) {
-            let invoked = broker.now();
-            let commits = if ledger.calm { !self.proven.0 } else { broker.chance(self.commits_percent) };
+        if self.asked.is_none() && !self.is_done() && !self.reach.is_done_here(cluster) && cluster.chance(20) {
+            let invoked = cluster.now();
+            let commits = if ledger.calm { !self.proven.0 } else { cluster.chance(self.commits_percent) };
             if commits {
-                self.next += 1 + broker.pick(10) as i64;
-                conn.send(broker, OFFSET_COMMIT, &commit_offset(&self.group, self.partition, self.next));
+                self.next += 1 + cluster.pick(10) as i64;
+                conn.send(cluster, OFFSET_COMMIT, &commit_offset(&self.group, TOPIC, self.partition, self.next));
                 self.asked = Some(AskedOfGroup::Commit { offset: self.next, invoked });
             } else {
-                conn.send(broker, OFFSET_FETCH, &fetch_offset(&self.group, self.partition));
+                conn.send(cluster, OFFSET_FETCH, &fetch_offset(&self.group, TOPIC, self.partition));
                 self.asked = Some(AskedOfGroup::Fetch { invoked });
             }
         }
-        self.conn = Some(conn);
+        self.reach.keep(conn);
     }
 
     fn committed(&mut self, mut body: Bytes, offset: i64, invoked: Mono, now: Mono, ledger: &mut Ledger) {
@@ -245,10 +291,17 @@ impl Committer {
         // what was refused may have been proposed before: nobody knows
         let outcome = if code == 0 { Outcome::Acked } else { Outcome::Info };
         if code != 0 {
-            ledger.expect_one_of(&RETRIABLE_GROUP, code, &self.name());
+            self.refused(code, ledger);
         }
         self.proven.0 |= ledger.calm && code == 0;
         self.record(offset, invoked, now, outcome, ledger);
+    }
+
+    fn refused(&mut self, code: i16, ledger: &mut Ledger) {
+        ledger.expect_one_of(&RETRIABLE_GROUP, code, &self.name());
+        if COORDINATED_ELSEWHERE.contains(&code) {
+            self.reach.is_told_off();
+        }
     }
 
     fn record(&self, offset: i64, invoked: Mono, now: Mono, outcome: Outcome, ledger: &mut Ledger) {
@@ -263,7 +316,7 @@ impl Committer {
             code => code,
         };
         if code != 0 {
-            return ledger.expect_one_of(&RETRIABLE_GROUP, code, &self.name());
+            return self.refused(code, ledger);
         }
         self.proven.1 |= self.proven.0;
         let offset = answer.topics[0].partitions[0].committed_offset;
@@ -286,8 +339,8 @@ impl Committer {
         format!("committer {} of partition {} (at {})", self.process, self.partition, self.next)
     }
 
-    pub fn conn_mut(&mut self) -> &mut Option<Conn> {
-        &mut self.conn
+    pub fn reach(&mut self) -> &mut Reach {
+        &mut self.reach
     }
 }
 
@@ -296,23 +349,31 @@ pub struct Trimmer {
     process: u32,
     tight: bool,
     asked: Option<(i32, i64, Mono)>,
-    conn: Option<Conn>,
+    reach: Reach,
+    /// Whose leader it talks to, where there are several brokers.
+    aims_at: i32,
 }
 
 impl Trimmer {
     pub fn new(process: u32, tight: bool) -> Trimmer {
-        Trimmer { process, tight, asked: None, conn: None }
+        Trimmer { process, tight, asked: None, reach: Reach::leader_of(0), aims_at: 0 }
     }
 
-    pub fn step(&mut self, broker: &mut SimBroker, ledger: &mut Ledger) {
-        let Some((mut conn, is_new)) = connected(self.conn.take(), broker, ledger.calm) else { return };
+    pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
         if is_new {
-            self.finish(broker.now(), ledger);
+            self.finish(cluster.now(), ledger);
         }
-        for (_, body) in conn.answers(broker) {
-            self.answered(body, broker.now(), ledger);
+        for (_, body) in conn.answers(cluster) {
+            self.answered(body, cluster.now(), ledger);
+            if cluster.shape.is_cluster() && cluster.chance(70) {
+                self.aims_at = cluster.pick(ledger.read_to.len()) as i32;
+                self.reach.aim(self.aims_at);
+                self.reach.keep(conn);
+                return;
+            }
         }
-        let full = broker.has_no_space();
+        let full = cluster.has_no_space();
         let wanted = if full {
             20
         } else if self.tight && !ledger.calm {
@@ -320,20 +381,21 @@ impl Trimmer {
         } else {
             0
         };
-        let now_and_then = !ledger.calm && broker.pick(1_000) < 2;
-        if self.asked.is_none() && (now_and_then || broker.chance(wanted)) {
-            self.ask(&mut conn, full, broker, ledger);
+        let now_and_then = !ledger.calm && cluster.pick(1_000) < 2;
+        if self.asked.is_none() && !self.reach.is_done_here(cluster) && (now_and_then || cluster.chance(wanted)) {
+            self.ask(&mut conn, full, cluster, ledger);
         }
-        self.conn = Some(conn);
+        self.reach.keep(conn);
     }
 
-    fn ask(&mut self, conn: &mut Conn, full: bool, broker: &mut SimBroker, ledger: &Ledger) {
-        let number = broker.pick(ledger.read_to.len());
+    fn ask(&mut self, conn: &mut Conn, full: bool, cluster: &mut Cluster, ledger: &Ledger) {
+        let is_aimed = cluster.shape.is_cluster();
+        let number = if is_aimed { self.aims_at as usize } else { cluster.pick(ledger.read_to.len()) };
         let read_to = ledger.read_to[number];
         // some of what has been read stays, to be looked at in the end
-        let offset = if full { read_to } else { broker.pick(read_to as usize + 1) as i64 };
-        let invoked = broker.now();
-        conn.send(broker, DELETE_RECORDS, &delete_records(number as i32, offset));
+        let offset = if full { read_to } else { cluster.pick(read_to as usize + 1) as i64 };
+        let invoked = cluster.now();
+        conn.send(cluster, DELETE_RECORDS, &delete_records(TOPIC, number as i32, offset));
         self.asked = Some((number as i32, offset, invoked));
     }
 
@@ -343,7 +405,14 @@ impl Trimmer {
         // what was refused may have been proposed before: nobody knows
         let outcome = if code == 0 { Outcome::Acked } else { Outcome::Info };
         if code != 0 {
-            ledger.expect_one_of(&RETRIABLE, code, "the trimmer");
+            // A leader that was replaced and has not heard of it may lack what was read elsewhere (docs/adr/0005).
+            let is_behind = self.reach.epoch() >= 0 && code == OFFSET_OUT_OF_RANGE;
+            if !is_behind {
+                ledger.expect_one_of(&RETRIABLE, code, "the trimmer");
+            }
+            if LED_ELSEWHERE.contains(&code) {
+                self.reach.is_told_off();
+            }
         }
         self.record(now, outcome, ledger);
     }
@@ -359,7 +428,7 @@ impl Trimmer {
         self.record(now, Outcome::Info, ledger);
     }
 
-    pub fn conn_mut(&mut self) -> &mut Option<Conn> {
-        &mut self.conn
+    pub fn reach(&mut self) -> &mut Reach {
+        &mut self.reach
     }
 }

@@ -508,7 +508,7 @@ pub fn run(seed: u64, time: Duration) -> Run {
     if !replicas.is_over {
         replicas.wind_up();
     }
-    replicas.judge(seed)
+    replicas.judge(seed, time)
 }
 
 impl Replicas {
@@ -790,7 +790,7 @@ impl Replicas {
         })
     }
 
-    fn judge(mut self, seed: u64) -> Run {
+    fn judge(mut self, seed: u64, time: Duration) -> Run {
         for text in std::mem::take(&mut self.ledger.unexpected) {
             self.fail("unexpected-answer", text);
         }
@@ -799,7 +799,9 @@ impl Replicas {
         }
         Run {
             seed,
-            mode: Mode::Replicas,
+            setup: Mode::Replicas.into(),
+            time,
+            brokers: BROKERS,
             trace: self.cluster.world.trace_hash(),
             virtual_time: Duration::from_nanos(self.cluster.world.now().0),
             events: self.ledger.events,

@@ -1,6 +1,6 @@
 //! Many seeds on some threads. Each seed has a world of its own, made on the thread that runs it.
 
-use crate::scenario::{Failure, Mode, Run, run};
+use crate::scenario::{Failure, Mode, Run, Setup, run};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -21,14 +21,23 @@ pub fn caught<T>(name: String, replay: String, what: impl FnOnce() -> T) -> Resu
     RUNS.set(Some((name, replay)));
     let caught = catch_unwind(AssertUnwindSafe(what));
     RUNS.set(None);
-    caught.map_err(|_| Failure { name: "panic".to_owned(), text: PANIC.take() })
+    caught.map_err(|_| Failure { name: "panic".to_owned(), text: last_panic() })
+}
+
+/// What the last panic on this thread said.
+pub fn last_panic() -> String {
+    PANIC.take()
 }
 
 /// A seed, whatever happens in it.
-pub fn run_caught(mode: Mode, seed: u64, time: Duration) -> Run {
-    caught(format!("seed {seed}"), replay(mode, seed), || run(mode, seed, time)).unwrap_or_else(|failure| Run {
+pub fn run_caught(setup: impl Into<Setup>, seed: u64, time: Duration) -> Run {
+    let setup = setup.into();
+    let again = replay(setup, seed, time);
+    caught(format!("seed {seed}"), again, || run(setup, seed, time)).unwrap_or_else(|failure| Run {
         seed,
-        mode,
+        setup,
+        time,
+        brokers: 0,
         trace: 0,
         virtual_time: Duration::ZERO,
         events: vec![],
@@ -60,17 +69,21 @@ fn heard(name: &str, replay: &str, info: &PanicHookInfo<'_>) {
 }
 
 /// The command that runs seeds of this kind.
-pub fn command(mode: Mode) -> &'static str {
-    match mode {
+pub fn command(setup: Setup) -> String {
+    let command = match setup.mode {
         Mode::Run => "run",
+        Mode::NoBudget => "run --no-budget",
         Mode::Damage => "damage",
         Mode::Replicas => "replicas",
-    }
+    };
+    let brokers = setup.brokers.map_or(String::new(), |brokers| format!(" --brokers {brokers}"));
+    format!("{command}{brokers}")
 }
 
 /// How a seed is run alone.
-pub fn replay(mode: Mode, seed: u64) -> String {
-    format!("replay: cargo run --release -p camus-sim -- {} --seeds {seed}..{}", command(mode), seed + 1)
+pub fn replay(setup: Setup, seed: u64, time: Duration) -> String {
+    let (command, end, virtual_s) = (command(setup), seed + 1, time.as_secs());
+    format!("replay: cargo run --release -p camus-sim -- {command} --seeds {seed}..{end} --virtual-s {virtual_s}")
 }
 
 /// Each name once.
@@ -84,12 +97,13 @@ pub fn names(failures: &[Failure]) -> String {
 /// The line about a seed that failed: each name once, the first of its texts, and how to run it again.
 pub fn line(run: &Run) -> String {
     let first = run.failures.first().map_or("", |failure| failure.text.as_str());
-    format!("seed {}: {}: {first}; {}", run.seed, names(&run.failures), replay(run.mode, run.seed))
+    format!("seed {}: {}: {first}; {}", run.seed, names(&run.failures), replay(run.setup, run.seed, run.time))
 }
 
 /// Runs all seeds on so many threads, and hands each run to `each` on this one, as they end.
-pub fn run_all(mode: Mode, seeds: Range<u64>, time: Duration, jobs: usize, each: impl FnMut(Run)) {
-    spread(seeds, jobs, |seed| run_caught(mode, seed, time), each);
+pub fn run_all(setup: impl Into<Setup>, seeds: Range<u64>, time: Duration, jobs: usize, each: impl FnMut(Run)) {
+    let setup = setup.into();
+    spread(seeds, jobs, |seed| run_caught(setup, seed, time), each);
 }
 
 /// Does `what` for each number on so many threads, and hands what comes of it to `each` on this one, as it comes.

@@ -11,6 +11,7 @@ pub(super) type Sector = [u8; SECTOR_BYTES];
 
 const SECTORS_PER_BLOCK: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
 
+#[derive(Clone)]
 pub(super) struct SimFile {
     pub len: u64,
     /// What is on the media; a sector that is not here is zero.
@@ -30,6 +31,11 @@ pub(super) enum Fate {
 impl SimFile {
     pub fn new(len: u64) -> SimFile {
         SimFile { len, durable: BTreeMap::new(), volatile: BTreeMap::new() }
+    }
+
+    /// Without what is only in the cache.
+    pub fn on_media(&self) -> SimFile {
+        SimFile { volatile: BTreeMap::new(), ..self.clone() }
     }
 
     pub fn read(&self, at: u64, buf: &mut [u8]) {

@@ -246,7 +246,7 @@ fn a_lost_a_misdirected_and_a_torn_write_report_success() {
         assert!(finish(&part)[0].result.is_ok());
         torn += usize::from((1..32).contains(&count(&sectors(&part), 1)));
         for disk in [lost, misdirected, part] {
-            assert_eq!(disk.damage(), Damage { writes: 1, bits: 0 });
+            assert_eq!(disk.damage(), Damage { writes: 1, ..Damage::default() });
         }
     }
     assert!(torn > 40, "{torn} of 50 writes were torn");
@@ -267,7 +267,7 @@ fn rot_flips_one_bit_of_what_was_written_and_says_where() {
         let changed: Vec<usize> = (0..before.len()).filter(|n| before[*n] != after[*n]).collect();
         assert_eq!((file, changed), (FILE, vec![at as usize]));
         assert_eq!((before[at as usize] ^ after[at as usize]).count_ones(), 1);
-        assert_eq!(disk.damage(), Damage { writes: 0, bits: 1 });
+        assert_eq!(disk.damage(), Damage { bits: 1, ..Damage::default() });
     }
 }
 
@@ -289,4 +289,26 @@ fn spikes_make_some_operations_slow_and_a_crash_ends_them() {
     assert!((5..40).contains(&spikes), "{spikes} of 100");
     disk.crash(Crash::Power);
     assert_eq!(slow(&disk), 0);
+}
+
+/// Lost if it fails: a disk that goes back in time keeps something, or damage is done that nobody counts.
+#[test]
+fn an_old_image_has_what_was_on_the_media_then_and_nothing_since() {
+    let disk = prepared(1);
+    write(&disk, 1, 1);
+    assert!(finish(&disk)[0].result.is_ok());
+    let token = cached(&disk, 2, 9, 2);
+    let image = disk.image();
+    assert!(end(&disk, token).result.is_ok());
+    write(&disk, 3, 3);
+    assert!(finish(&disk)[0].result.is_ok());
+    assert_eq!((count(&sectors(&disk), 2), count(&sectors(&disk), 3)), (32, 32));
+    for _ in 0..2 {
+        disk.bring_back(&image);
+        let found = sectors(&disk);
+        assert_eq!((count(&found, 1), count(&found, 2), count(&found, 3)), (32, 0, 0));
+        write(&disk, 4, 4);
+        assert!(finish(&disk)[0].result.is_ok());
+    }
+    assert_eq!(disk.damage(), Damage { images: 2, ..Damage::default() });
 }

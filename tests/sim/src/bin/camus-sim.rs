@@ -6,9 +6,10 @@
 
 use camus_history::history::{from_lines, to_lines};
 use camus_sim::crash_points::{Boundaries, TRIED_MAX, Tried};
+use camus_sim::kit::BROKERS;
 use camus_sim::planted::{self, Asked};
 use camus_sim::runner::{line, names, run_all, run_caught, spread};
-use camus_sim::scenario::{Mode, Run};
+use camus_sim::scenario::{Mode, Run, Setup};
 use clap::{Parser, Subcommand};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -29,9 +30,12 @@ enum Command {
         /// From the first to before the last: 0..2000.
         #[arg(long, value_parser = seeds)]
         seeds: Range<u64>,
-        /// Brokers of the cluster. One, as long as there is no replication between brokers.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1))]
-        brokers: u32,
+        /// One broker or a cluster of three. By default about half of the seeds are of each.
+        #[arg(long, value_parser = brokers)]
+        brokers: Option<usize>,
+        /// Clusters of which any number of brokers may be away at once: only what is shown is judged, and what is lost.
+        #[arg(long, conflicts_with = "brokers")]
+        no_budget: bool,
         /// Virtual time of each seed before it is wound up, s.
         #[arg(long, default_value_t = 60)]
         virtual_s: u64,
@@ -44,6 +48,9 @@ enum Command {
         /// From the first to before the last: 0..2000.
         #[arg(long, value_parser = seeds)]
         seeds: Range<u64>,
+        /// One broker or a cluster of three. By default about half of the seeds are of each.
+        #[arg(long, value_parser = brokers)]
+        brokers: Option<usize>,
         /// Virtual time of each seed before it is wound up, s. A start that is refused ends it.
         #[arg(long, default_value_t = 60)]
         virtual_s: u64,
@@ -97,8 +104,13 @@ enum Command {
         #[arg(long)]
         seed: u64,
         /// On damaged disks, as `damage` runs it.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "no_budget")]
         damage: bool,
+        /// As `run --no-budget` runs it.
+        #[arg(long, conflicts_with = "brokers")]
+        no_budget: bool,
+        #[arg(long, value_parser = brokers)]
+        brokers: Option<usize>,
         #[arg(long, default_value_t = 60)]
         virtual_s: u64,
         /// Where to write the history, an event a line.
@@ -118,18 +130,30 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     }
 }
 
+fn brokers(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(brokers) if brokers == 1 || brokers == BROKERS => Ok(brokers),
+        _ => Err(format!("there are 1 or {BROKERS}")),
+    }
+}
+
 fn main() -> ExitCode {
+    let run_or_not = |no_budget| if no_budget { Mode::NoBudget } else { Mode::Run };
     let passed = match Cli::parse().command {
-        Command::Run { seeds, brokers: _, virtual_s, jobs } => run(Mode::Run, seeds, virtual_s, jobs),
-        Command::Damage { seeds, virtual_s, jobs } => run(Mode::Damage, seeds, virtual_s, jobs),
-        Command::Replicas { seeds, virtual_s, jobs } => run(Mode::Replicas, seeds, virtual_s, jobs),
+        Command::Run { seeds, brokers, no_budget, virtual_s, jobs } => {
+            run(Setup { mode: run_or_not(no_budget), brokers }, seeds, virtual_s, jobs)
+        }
+        Command::Damage { seeds, brokers, virtual_s, jobs } => {
+            run(Setup { mode: Mode::Damage, brokers }, seeds, virtual_s, jobs)
+        }
+        Command::Replicas { seeds, virtual_s, jobs } => run(Mode::Replicas.into(), seeds, virtual_s, jobs),
         Command::Planted { only, seeds, virtual_s, jobs, markdown } => {
             planted::run(&Asked { only, seeds, virtual_s, jobs, markdown })
         }
         Command::CrashPoints { seed, only, jobs } => crash_points(seed, only, jobs.max(1)),
-        Command::Trace { seed, damage, virtual_s, history } => {
-            let mode = if damage { Mode::Damage } else { Mode::Run };
-            let run = run_caught(mode, seed, Duration::from_secs(virtual_s));
+        Command::Trace { seed, damage, no_budget, brokers, virtual_s, history } => {
+            let mode = if damage { Mode::Damage } else { run_or_not(no_budget) };
+            let run = run_caught(Setup { mode, brokers }, seed, Duration::from_secs(virtual_s));
             trace(&run);
             history.is_none_or(|path| written(std::fs::write(path, to_lines(&run.events)))) && run.failures.is_empty()
         }
@@ -144,6 +168,9 @@ struct Sum {
     passed: u64,
     failed: u64,
     virtual_time: Duration,
+    /// The same once for each broker.
+    broker_time: Duration,
+    clusters: u64,
     refused: u64,
     unread: u64,
 }
@@ -151,6 +178,8 @@ struct Sum {
 impl Sum {
     fn add(&mut self, run: &Run) {
         self.virtual_time += run.virtual_time;
+        self.broker_time += run.virtual_time * run.brokers as u32;
+        self.clusters += u64::from(run.brokers > 1);
         self.refused += u64::from(run.refused.is_some());
         self.unread += run.unread;
         if run.failures.is_empty() {
@@ -162,17 +191,19 @@ impl Sum {
     }
 }
 
-fn run(mode: Mode, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
+fn run(setup: Setup, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
     let (begun, jobs) = (Instant::now(), jobs.max(1));
     let mut sum = Sum::default();
-    run_all(mode, seeds, Duration::from_secs(virtual_s), jobs, |run| sum.add(&run));
+    run_all(setup, seeds, Duration::from_secs(virtual_s), jobs, |run| sum.add(&run));
     let real_s = begun.elapsed().as_secs_f64().max(1e-9);
     let seeds_a_minute = 60.0 * (sum.passed + sum.failed) as f64 / real_s;
-    let speed = sum.virtual_time.as_secs_f64() / real_s;
-    if mode == Mode::Damage {
+    let (speed, broker_speed) = (sum.virtual_time.as_secs_f64() / real_s, sum.broker_time.as_secs_f64() / real_s);
+    if setup.mode != Mode::Run {
         println!("{} starts were refused, {} partitions could not be read to their end", sum.refused, sum.unread);
     }
-    println!("{speed:.1} virtual seconds per real second, {seeds_a_minute:.1} seeds per minute, {jobs} threads");
+    println!("{} of {} seeds were a cluster of {BROKERS}", sum.clusters, sum.passed + sum.failed);
+    println!("{speed:.1} virtual seconds per real second, {broker_speed:.1} broker-seconds, {jobs} threads");
+    println!("{seeds_a_minute:.1} seeds per minute");
     println!("{} passed, {} failed", sum.passed, sum.failed);
     sum.failed == 0
 }
@@ -187,7 +218,7 @@ fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
             return false;
         }
     };
-    let Boundaries { one, two, .. } = boundaries;
+    let Boundaries { one, two, cluster, .. } = boundaries;
     let chosen = match only {
         Some(boundary) if (1..=boundaries.total()).contains(&boundary) => vec![boundary],
         Some(boundary) => {
@@ -213,17 +244,18 @@ fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
         }
     });
     let real_s = begun.elapsed().as_secs_f64();
-    println!("{one} boundaries on one core, {two} on two; {} tried, each without power and as a process", chosen.len());
+    println!("{one} boundaries on one core, {two} on two, {cluster} of a leader among {BROKERS}");
+    println!("{} tried, each without power and as a process", chosen.len());
     println!("{real_s:.1} s, {jobs} threads");
     println!("{passed} passed, {failed} failed");
     failed == 0
 }
 
 fn crash_point_line(tried: &Tried, boundaries: &Boundaries) -> String {
-    let Tried { boundary, cores, failures } = tried;
+    let Tried { boundary, kind, failures } = tried;
     let first = failures.first().map_or("", |failure| failure.text.as_str());
     let (names, replay) = (names(failures), boundaries.replay(*boundary));
-    format!("boundary {boundary} ({cores} cores): {names}: {first}; {replay}")
+    format!("boundary {boundary} ({kind}): {names}: {first}; {replay}")
 }
 
 fn trace(run: &Run) {
@@ -231,7 +263,8 @@ fn trace(run: &Run) {
         println!("{}: {}", failure.name, failure.text);
     }
     let virtual_s = run.virtual_time.as_secs_f64();
-    println!("seed {}: trace {:016x}, {} events, {virtual_s:.3} virtual s", run.seed, run.trace, run.events.len());
+    let (seed, trace, brokers, events) = (run.seed, run.trace, run.brokers, run.events.len());
+    println!("seed {seed}: trace {trace:016x}, {brokers} brokers, {events} events, {virtual_s:.3} virtual s");
 }
 
 fn written(result: std::io::Result<()>) -> bool {
