@@ -457,7 +457,7 @@ mod tests {
                 let cell = Cell { how, bytes, depth };
                 let mut samples = 0;
                 let stop = AtomicBool::new(false);
-                let measured = floor.measure(cell, Duration::from_millis(20), &stop, &mut |ns| {
+                let measured = floor.measure(cell, Duration::from_millis(100), &stop, &mut |ns| {
                     assert!(ns > 0);
                     samples += 1;
                 });

@@ -1,4 +1,5 @@
-//! A lone broker of `camus-sim`'s, as tests of single promises want it, with clients that ask one thing after the other.
+//! A lone broker of `camus-sim`'s, as tests of single promises want it, with clients that ask one thing after the
+//! other.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 pub mod history;

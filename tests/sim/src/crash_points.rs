@@ -6,9 +6,9 @@
 //! boundary, up to there, and crashes: without power, and once more as a process. Then the broker is started again,
 //! clients go on and retry what was not acknowledged, everything is read, and `camus-history` judges.
 //!
-//! And one life of a cluster of three, from when it has the topic: its boundaries are those of the broker that leads the
-//! first partition then (what it has sent reaching another broker is one as well), and it alone crashes. The others go
-//! on without it, and everything is read from them; then it starts again.
+//! And one life of a cluster of three, from when it has the topic: its boundaries are those of the broker that leads
+//! the first partition then (what it has sent reaching another broker is one as well), and it alone crashes. The others
+//! go on without it, and everything is read from them; then it starts again.
 //!
 //! Boundaries are counted through, from 1: first those of the life on one core, then those on two, then the cluster's.
 

@@ -7,9 +7,10 @@
 //! the client's side, `batches.rs` the batches on it, `reach.rs` how a client finds whom it talks to; `ledger.rs` what
 //! clients did and saw; `producers.rs`, `readers.rs` and `members.rs` the clients, `epochs.rs` one that asks where
 //! leader epochs end, `clients.rs` all of them; `faults.rs` what goes wrong with one broker and when,
-//! `cluster_faults.rs` with a cluster; `scenario.rs` one seed from start to judgement; `judgement.rs` what damage may do to what clients saw, and
-//! what not; `crash_points.rs` a crash at every boundary of a short life; `pumps.rs` three pumps without Kafka's wire,
-//! `replicas.rs` one seed of them; `planted.rs` mistakes that have to be found; `runner.rs` many seeds on some threads.
+//! `cluster_faults.rs` with a cluster; `scenario.rs` one seed from start to judgement; `judgement.rs` what damage may
+//! do to what clients saw, and what not; `crash_points.rs` a crash at every boundary of a short life; `pumps.rs` three
+//! pumps without Kafka's wire, `replicas.rs` one seed of them; `planted.rs` mistakes that have to be found; `runner.rs`
+//! many seeds on some threads.
 #![allow(clippy::unwrap_used, reason = "a simulation that meets what can not be ends, and its seed is named")]
 
 pub mod batches;

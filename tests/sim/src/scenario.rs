@@ -2,9 +2,9 @@
 //! and what the partitions hold is read; of a cluster often without one of its brokers. The judgement is
 //! `camus-history`'s.
 //!
-//! With damage ([`Mode::Damage`]) nobody has to get on, and a start may be refused, which ends the run of a lone broker:
-//! only what is shown is judged (`judgement.rs`). Brokers are killed once more in the end, so that a start judges the
-//! disks.
+//! With damage ([`Mode::Damage`]) nobody has to get on, and a start may be refused, which ends the run of a lone
+//! broker: only what is shown is judged (`judgement.rs`). Brokers are killed once more in the end, so that a start
+//! judges the disks.
 
 use crate::clients::{AUDITOR, Clients};
 use crate::cluster_faults::ClusterFaults;
