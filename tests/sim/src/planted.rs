@@ -5,6 +5,7 @@
 //! lets that one run, and then runs the same seeds itself, which have to pass: so it was the mistake that was found.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "what it finds is said as it is found")]
 
+use crate::scenario::{Mode, Setup};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +13,13 @@ use std::time::Duration;
 /// Between these lines of a page stands the table that `--markdown` writes.
 pub const TABLE_BEGINS: &str = "<!-- made by: camus-sim planted --markdown -->";
 pub const TABLE_ENDS: &str = "<!-- end of what camus-sim made -->";
+
+const LONE: Setup = Setup { mode: Mode::Run, brokers: Some(1) };
+const DAMAGE: Setup = Setup { mode: Mode::Damage, brokers: Some(1) };
+const CLUSTER: Setup = Setup { mode: Mode::NoBudget, brokers: None };
+const REPLICAS: Setup = Setup { mode: Mode::Replicas, brokers: None };
+/// Kinds of seeds that find mistakes.
+pub const SETUPS: [Setup; 4] = [LONE, DAMAGE, CLUSTER, REPLICAS];
 
 /// What is asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,15 +102,15 @@ impl Caught {
 
 #[cfg(feature = "planted")]
 pub mod with_bugs {
-    use super::{Asked, Caught, write_table};
+    use super::{Asked, CLUSTER, Caught, DAMAGE, LONE, REPLICAS, write_table};
     use crate::runner::{command, names, run_caught, spread};
-    use crate::scenario::{Mode, Run};
+    use crate::scenario::{Run, Setup};
     use camus_engine::planted::{Bug, plant};
 
     /// Where a mistake can be seen, and as what.
     pub struct Case {
         /// Kinds of seeds that come by the place. Each seed is run in all of these.
-        pub modes: &'static [Mode],
+        pub setups: &'static [Setup],
         /// What is right to call it. Anything else is a miss.
         pub anomalies: &'static [&'static str],
     }
@@ -118,8 +126,8 @@ pub mod with_bugs {
         "order",
     ];
 
-    fn seen(modes: &'static [Mode], anomalies: &'static [&'static str]) -> Case {
-        Case { modes, anomalies }
+    fn seen(setups: &'static [Setup], anomalies: &'static [&'static str]) -> Case {
+        Case { setups, anomalies }
     }
 
     pub fn case(bug: Bug) -> Case {
@@ -129,28 +137,27 @@ pub mod with_bugs {
             | Bug::ReuseOffset
             | Bug::IgnoreShortWrite
             | Bug::RetryFailedFlush => seen(
-                &[Mode::Run],
+                &[LONE],
                 &["acknowledged-lost", "read-and-lost", "inconsistent-offsets", "moved", "start-refused"],
             ),
-            Bug::FlushWrongRange | Bug::SkipPreviousCrc => seen(&[Mode::Run], &["start-refused", "acknowledged-lost"]),
-            Bug::CountOwnWrite => seen(&[Mode::Replicas], LOST),
+            Bug::FlushWrongRange | Bug::SkipPreviousCrc => seen(&[LONE], &["start-refused", "acknowledged-lost"]),
+            Bug::CountOwnWrite => seen(&[CLUSTER, REPLICAS], LOST),
             // A leader takes what was said to be there for there: Raft itself ends at what is not.
-            Bug::VoteAfterLostTail => seen(&[Mode::Replicas], &["panic", "acknowledged-lost", "replicas-differ"]),
-            Bug::DamageAsTornTail => seen(&[Mode::Damage], LOST),
+            Bug::VoteAfterLostTail => seen(&[CLUSTER, REPLICAS], &["panic", "acknowledged-lost", "read-and-lost", "replicas-differ", "two-leaders"]),
+            Bug::DamageAsTornTail => seen(&[DAMAGE], LOST),
             Bug::LeadBeforeOwnTerm => seen(
-                &[Mode::Run, Mode::Replicas],
+                &[LONE, CLUSTER],
                 &["panic", "high-watermark-back", "unexpected-answer", "inconsistent-offsets"],
             ),
-            Bug::DropProducersAtSnapshot => seen(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
-            Bug::ForgetInFlight => seen(&[Mode::Run, Mode::Replicas], &["duplicate", "order"]),
-            Bug::ServePastHighWatermark => seen(&[Mode::Run], &["read-above-high-watermark", "read-and-lost"]),
-            Bug::ApplyTwice => seen(&[Mode::Run], &["start-refused", "panic"]),
-            Bug::WrongEpochEnd => seen(&[Mode::Run, Mode::Replicas], &["epoch-end"]),
-            Bug::LostWakeUp => seen(&[Mode::Run], &["missed-wake-up"]),
+            Bug::DropProducersAtSnapshot | Bug::ForgetInFlight => seen(&[LONE], &["duplicate", "order"]),
+            Bug::ServePastHighWatermark => seen(&[LONE], &["read-above-high-watermark", "read-and-lost"]),
+            Bug::ApplyTwice => seen(&[LONE], &["start-refused", "panic"]),
+            Bug::WrongEpochEnd => seen(&[LONE, CLUSTER], &["epoch-end"]),
+            Bug::LostWakeUp => seen(&[LONE], &["missed-wake-up"]),
             Bug::StaleRecycledBuffer => {
-                seen(&[Mode::Run], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
+                seen(&[LONE], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
             }
-            Bug::DropGroupOffsetsAtSnapshot => seen(&[Mode::Run], &["committed-offset-back"]),
+            Bug::DropGroupOffsetsAtSnapshot => seen(&[LONE], &["committed-offset-back"]),
         }
     }
 
@@ -184,7 +191,7 @@ pub mod with_bugs {
                 Outcome::Misnamed(run) => {
                     missed += 1;
                     let (as_what, first) = (names(&run.failures), &run.failures[0].text);
-                    let (name, command, seed) = (bug.name(), command(run.setup.mode), run.seed);
+                    let (name, command, seed) = (bug.name(), command(run.setup), run.seed);
                     println!("{name}: NOT CAUGHT: seed {seed} ({command}) calls it {as_what}: {first}");
                 }
                 Outcome::NotCaught => {
@@ -214,16 +221,16 @@ pub mod with_bugs {
 
     /// The first seed that fails, whatever it fails with. The same for any number of threads.
     fn first(bug: Bug, asked: &Asked) -> Outcome {
-        let Case { modes, anomalies } = case(bug);
-        let (each, jobs) = (modes.len() as u64, asked.jobs.max(1));
+        let Case { setups, anomalies } = case(bug);
+        let (each, jobs) = (setups.len() as u64, asked.jobs.max(1));
         let total = (asked.seeds.end - asked.seeds.start) * each;
         // Some at a time, and all of these are waited for.
         let at_once = 2 * jobs as u64;
         for from in (0..total).step_by(at_once as usize) {
             let mut failed: Option<(u64, Run)> = None;
             let one = |n: u64| {
-                let (mode, seed) = (modes[(n % each) as usize], asked.seeds.start + n / each);
-                (n, run_caught(mode, seed, asked.time()))
+                let (setup, seed) = (setups[(n % each) as usize], asked.seeds.start + n / each);
+                (n, run_caught(setup, seed, asked.time()))
             };
             spread(from..(from + at_once).min(total), jobs, one, |(n, run)| {
                 let is_first = failed.as_ref().is_none_or(|(first, _)| n < *first);
@@ -238,7 +245,7 @@ pub mod with_bugs {
             return Outcome::Caught(Caught {
                 name: bug.name().to_owned(),
                 seed: run.seed,
-                command: command(run.setup.mode).to_owned(),
+                command: command(run.setup),
                 anomalies: names(&run.failures),
                 seeds: run.seed - asked.seeds.start + 1,
             });
@@ -249,9 +256,8 @@ pub mod with_bugs {
 
 #[cfg(not(feature = "planted"))]
 mod without_bugs {
-    use super::{Asked, Caught};
+    use super::{Asked, Caught, SETUPS};
     use crate::runner::{command, line, run_all};
-    use crate::scenario::Mode;
     use std::env;
     use std::io::{BufRead, BufReader};
     use std::path::PathBuf;
@@ -309,10 +315,10 @@ mod without_bugs {
     /// Runs the same seeds without a mistake: each up to the last that one was needed for.
     fn control(asked: &Asked, caught: &[Caught]) -> bool {
         let (mut passed, mut failed) = (0u64, 0u64);
-        for mode in [Mode::Run, Mode::Damage, Mode::Replicas] {
-            let of_mode = caught.iter().filter(|one| one.command == command(mode));
-            let Some(last) = of_mode.map(|one| one.seed).max() else { continue };
-            run_all(mode, asked.seeds.start..last + 1, asked.time(), asked.jobs.max(1), |run| {
+        for setup in SETUPS {
+            let of_setup = caught.iter().filter(|one| one.command == command(setup));
+            let Some(last) = of_setup.map(|one| one.seed).max() else { continue };
+            run_all(setup, asked.seeds.start..last + 1, asked.time(), asked.jobs.max(1), |run| {
                 if run.failures.is_empty() {
                     passed += 1;
                 } else {

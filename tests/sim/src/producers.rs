@@ -11,6 +11,7 @@ use camus_history::history::{Produce, ProduceOutcome};
 use kafka_protocol::messages::{InitProducerIdResponse, ProduceResponse};
 use kafka_protocol::protocol::Decodable;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 const IN_FLIGHT_MAX: usize = 5;
 /// What a producer sends again after: no such partition yet, no leader yet, timed out, busy, out of order behind one
@@ -42,6 +43,8 @@ pub struct Idempotent {
     unacked: VecDeque<Unacked>,
     /// Something was refused: nothing new before everything is answered and sent again.
     retrying: bool,
+    /// It can not be reached, and reaches nobody, until then: what it sends again afterwards is old.
+    away_until: Option<Mono>,
     /// With this code, the last time.
     refused: i16,
     reach: Reach,
@@ -59,6 +62,7 @@ impl Idempotent {
             next_number: 0,
             unacked: VecDeque::new(),
             retrying: false,
+            away_until: None,
             refused: 0,
             reach: Reach::leader_of(partition),
             proof_sent: false,
@@ -66,9 +70,21 @@ impl Idempotent {
     }
 
     pub fn step(&mut self, cluster: &mut Cluster, ledger: &mut Ledger) {
+        if !ledger.calm && self.is_away(cluster) {
+            return;
+        }
         let Some((mut conn, is_new)) = self.reach.connected(cluster, ledger.calm) else { return };
         self.talk(&mut conn, is_new, cluster, ledger);
         self.reach.keep(conn);
+    }
+
+    /// Who has lost its connection may stay away for some time.
+    fn is_away(&mut self, cluster: &mut Cluster) -> bool {
+        let now = cluster.now();
+        if self.away_until.is_none_or(|until| until <= now) && self.reach.conn().is_none() && cluster.chance(3) {
+            self.away_until = Some(now + Duration::from_millis(200 + cluster.pick(4_000) as u64));
+        }
+        self.away_until.is_some_and(|until| now < until)
     }
 
     fn talk(&mut self, conn: &mut Conn, is_new: bool, cluster: &mut Cluster, ledger: &mut Ledger) {

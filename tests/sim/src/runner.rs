@@ -69,23 +69,21 @@ fn heard(name: &str, replay: &str, info: &PanicHookInfo<'_>) {
 }
 
 /// The command that runs seeds of this kind.
-pub fn command(mode: Mode) -> &'static str {
-    match mode {
+pub fn command(setup: Setup) -> String {
+    let command = match setup.mode {
         Mode::Run => "run",
         Mode::NoBudget => "run --no-budget",
         Mode::Damage => "damage",
         Mode::Replicas => "replicas",
-    }
+    };
+    let brokers = setup.brokers.map_or(String::new(), |brokers| format!(" --brokers {brokers}"));
+    format!("{command}{brokers}")
 }
 
 /// How a seed is run alone.
 pub fn replay(setup: Setup, seed: u64, time: Duration) -> String {
-    let command = command(setup.mode);
-    let brokers = setup.brokers.map_or(String::new(), |brokers| format!(" --brokers {brokers}"));
-    let (end, virtual_s) = (seed + 1, time.as_secs());
-    format!(
-        "replay: cargo run --release -p camus-sim -- {command}{brokers} --seeds {seed}..{end} --virtual-s {virtual_s}"
-    )
+    let (command, end, virtual_s) = (command(setup), seed + 1, time.as_secs());
+    format!("replay: cargo run --release -p camus-sim -- {command} --seeds {seed}..{end} --virtual-s {virtual_s}")
 }
 
 /// Each name once.
