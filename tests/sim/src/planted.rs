@@ -136,19 +136,20 @@ pub mod with_bugs {
             | Bug::FlushCoversNeighbours
             | Bug::ReuseOffset
             | Bug::IgnoreShortWrite
-            | Bug::RetryFailedFlush => seen(
-                &[LONE],
-                &["acknowledged-lost", "read-and-lost", "inconsistent-offsets", "moved", "start-refused"],
-            ),
+            | Bug::RetryFailedFlush => {
+                seen(&[LONE], &["acknowledged-lost", "read-and-lost", "inconsistent-offsets", "moved", "start-refused"])
+            }
             Bug::FlushWrongRange | Bug::SkipPreviousCrc => seen(&[LONE], &["start-refused", "acknowledged-lost"]),
             Bug::CountOwnWrite => seen(&[CLUSTER, REPLICAS], LOST),
             // A leader takes what was said to be there for there: Raft itself ends at what is not.
-            Bug::VoteAfterLostTail => seen(&[CLUSTER, REPLICAS], &["panic", "acknowledged-lost", "read-and-lost", "replicas-differ", "two-leaders"]),
-            Bug::DamageAsTornTail => seen(&[DAMAGE], LOST),
-            Bug::LeadBeforeOwnTerm => seen(
-                &[LONE, CLUSTER],
-                &["panic", "high-watermark-back", "unexpected-answer", "inconsistent-offsets"],
+            Bug::VoteAfterLostTail => seen(
+                &[CLUSTER, REPLICAS],
+                &["panic", "acknowledged-lost", "read-and-lost", "replicas-differ", "two-leaders"],
             ),
+            Bug::DamageAsTornTail => seen(&[DAMAGE], LOST),
+            Bug::LeadBeforeOwnTerm => {
+                seen(&[LONE, CLUSTER], &["panic", "high-watermark-back", "unexpected-answer", "inconsistent-offsets"])
+            }
             Bug::DropProducersAtSnapshot | Bug::ForgetInFlight => seen(&[LONE], &["duplicate", "order"]),
             Bug::ServePastHighWatermark => seen(&[LONE], &["read-above-high-watermark", "read-and-lost"]),
             Bug::ApplyTwice => seen(&[LONE], &["start-refused", "panic"]),
