@@ -36,8 +36,22 @@ pub struct MetaHost {
     /// Who asked for a command that is in the log and not committed. Kept where it is replicated: who leads next may
     /// write over it.
     asked: BTreeSet<Ticket>,
+    proofs: Proofs,
     groups: Coordinator,
     group_out: GroupOut,
+}
+
+/// Reads of committed offsets that wait for a proof that they are not answered from the memory of a leader that was
+/// replaced: who asks the next one would see an offset that went back. One proof is under way at a time, and is for all
+/// that were asked before it began; what comes meanwhile shares the next one. Each waiting one is a request that some
+/// connection has in flight, and so they are bounded.
+#[derive(Default, Debug)]
+struct Proofs {
+    /// The number of the last proof that began.
+    begun: u64,
+    under_way: bool,
+    /// By the proof that they need.
+    waiting: VecDeque<(u64, Ticket, GroupAsk)>,
 }
 
 /// The metadata on the disk can not be what this version wrote.
@@ -78,6 +92,7 @@ impl MetaHost {
             published: 0,
             waiting: VecDeque::new(),
             asked: BTreeSet::new(),
+            proofs: Proofs::default(),
             groups: Coordinator::new(groups, Mono(0)),
             group_out: GroupOut::default(),
         })
@@ -118,8 +133,33 @@ impl MetaHost {
             self.group_out.answers.push((ticket, ask.refused(GroupRefusal::NotCoordinator)));
             return;
         }
+        if self.replicated && matches!(ask, GroupAsk::Fetch { .. }) {
+            self.proofs.waiting.push_back((self.proofs.begun + 1, ticket, ask));
+            self.prove(core);
+            return;
+        }
         self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out);
         self.propose_of_groups(core);
+    }
+
+    /// Begins a proof for those that wait, if none is under way.
+    fn prove(&mut self, core: &mut Core) {
+        let proofs = &mut self.proofs;
+        if !proofs.under_way && !proofs.waiting.is_empty() {
+            // if it is refused, leadership is gone, and stepping down is what comes next
+            (proofs.begun, proofs.under_way) = (proofs.begun + 1, core.prove_meta(proofs.begun + 1));
+        }
+    }
+
+    /// A proof of this number has come: the meta shard was led from here after it began.
+    pub fn proved(&mut self, core: &mut Core, now: Mono, number: u64) {
+        if self.proofs.under_way && number == self.proofs.begun {
+            self.proofs.under_way = false;
+        }
+        while let Some((_, ticket, ask)) = self.proofs.waiting.pop_front_if(|(needed, ..)| *needed <= number) {
+            self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out);
+        }
+        self.prove(core);
     }
 
     pub fn tick_groups(&mut self, core: &mut Core, now: Mono, wall: WallMs) {
@@ -185,6 +225,10 @@ impl MetaHost {
                 COORDINATOR => self.group_decided(ticket, unknown()),
                 _ => self.waiting.push_back((0, ticket, unknown())),
             }
+        }
+        self.proofs.under_way = false;
+        for (_, ticket, ask) in self.proofs.waiting.drain(..) {
+            self.group_out.answers.push((ticket, ask.refused(GroupRefusal::NotCoordinator)));
         }
         self.groups.step_down(&mut self.group_out);
     }

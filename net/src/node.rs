@@ -954,6 +954,10 @@ impl Node {
             if std::mem::take(&mut self.out.meta_leading) {
                 meta.lead(rt.now());
             }
+            if let Some(number) = self.out.meta_proved.take() {
+                any = true;
+                meta.proved(&mut self.core, rt.now(), number);
+            }
             meta.bootstrap(&mut self.core);
             if std::mem::take(&mut self.out.meta_snapshot_wanted) {
                 self.core.meta_snapshot(meta.snapshot());

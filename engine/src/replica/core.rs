@@ -58,6 +58,9 @@ pub struct ReadyOut {
     pub lost_leadership: bool,
     /// This replica leads in this term, and with `committed` applied it has applied everything of earlier terms.
     pub became_leader: Option<Term>,
+    /// A majority has said, after [`Replica::prove_leadership`] was called with this number or a later one, that it
+    /// still followed this replica.
+    pub proved: Option<u64>,
 }
 
 impl ReadyOut {
@@ -68,6 +71,7 @@ impl ReadyOut {
             && self.committed.is_empty()
             && !self.lost_leadership
             && self.became_leader.is_none()
+            && self.proved.is_none()
     }
 
     fn clear(&mut self) {
@@ -78,6 +82,7 @@ impl ReadyOut {
         self.number = 0;
         self.lost_leadership = false;
         self.became_leader = None;
+        self.proved = None;
     }
 }
 
@@ -248,6 +253,17 @@ impl Replica {
         Ok(EntryId { term: self.term(), index })
     }
 
+    /// Asks a majority whether it still follows this replica (Raft's read index): a leader that was replaced does not
+    /// know it before it asks. The answer is [`ReadyOut::proved`], with a number that only grows and is chosen by the
+    /// caller; it does not come if leadership is lost. Messages that are lost are sent again with the heartbeats.
+    pub fn prove_leadership(&mut self, number: u64) -> Result<(), NotLeader> {
+        if !self.is_leader() {
+            return Err(NotLeader);
+        }
+        self.raw.read_index(number.to_le_bytes().to_vec());
+        Ok(())
+    }
+
     /// A message from another replica. What comes of it is in the next [`Replica::ready`].
     pub fn step(&mut self, message: Message) -> Result<(), StepError> {
         let Message { shard, from, to, .. } = message;
@@ -365,6 +381,9 @@ impl Replica {
                 self.raw.mut_store().append(entry);
                 out.entries.push(entry);
                 logged = true;
+            }
+            for state in ready.take_read_states() {
+                out.proved = out.proved.max(state.request_ctx.try_into().ok().map(u64::from_le_bytes));
             }
             let messages = ready.take_messages();
             self.send(messages, out);

@@ -39,6 +39,8 @@ struct Node {
     /// Entries reported as committed in this life begin after this.
     applied: Index,
     leading: Option<Term>,
+    /// Proofs of leadership that were asked for: the number, and what was committed anywhere by then.
+    proofs: BTreeMap<u64, Index>,
 }
 
 impl Node {
@@ -60,6 +62,8 @@ struct Cluster {
     committed: BTreeMap<Index, EntryId>,
     leaders: BTreeMap<Term, usize>,
     proposed: u64,
+    asked: u64,
+    proved: u64,
     healed: bool,
 }
 
@@ -74,10 +78,11 @@ impl Cluster {
                 log: BTreeMap::new(),
                 applied: Index(0),
                 leading: None,
+                proofs: BTreeMap::new(),
             })
             .collect();
         let (network, committed, leaders) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Cluster { rng: Rng(seed), nodes, network, committed, leaders, proposed: 0, healed: false }
+        Cluster { rng: Rng(seed), nodes, network, committed, leaders, proposed: 0, asked: 0, proved: 0, healed: false }
     }
 
     fn take(&mut self, at: usize, out: &mut ReadyOut) {
@@ -114,6 +119,7 @@ impl Cluster {
         }
         let node = &mut self.nodes[at];
         if out.lost_leadership {
+            node.proofs.clear();
             assert!(node.leading.take().is_some());
         }
         if let Some(term) = out.became_leader {
@@ -121,6 +127,12 @@ impl Cluster {
             assert_eq!(*self.leaders.entry(term).or_insert(at), at, "two leaders in {term:?}");
             let own = self.committed[&node.applied];
             assert!(own.term == term, "serves before an entry of its term is committed");
+        }
+        if let Some(number) = out.proved {
+            let known = node.proofs[&number];
+            assert!(node.applied >= known, "a proof came to who has {} of {known}", node.applied);
+            node.proofs = node.proofs.split_off(&(number + 1));
+            self.proved += 1;
         }
         for message in &mut out.messages {
             for entry in message.entries.iter_mut().filter(|e| e.about.is_none()) {
@@ -166,6 +178,7 @@ impl Cluster {
         node.replica = None;
         node.unflushed.clear();
         node.leading = None;
+        node.proofs.clear();
     }
 
     fn restart(&mut self, at: usize) {
@@ -221,6 +234,11 @@ impl Cluster {
                     if replica.has_room() && replica.propose(RecordKind::Batch, n, n.wrapping_mul(31)).is_ok() {
                         self.proposed += 1;
                     }
+                    if self.rng.one_in(4) && replica.prove_leadership(self.asked + 1).is_ok() {
+                        self.asked += 1;
+                        let committed = self.committed.keys().last().copied().unwrap_or_default();
+                        self.nodes[at].proofs.insert(self.asked, committed);
+                    }
                 }
             }
             _ => match self.nodes[at].replica {
@@ -249,7 +267,7 @@ impl Cluster {
 /// Acknowledged entries would be lost, or two readers would see two logs.
 #[test]
 fn three_replicas_agree_and_commit_only_what_two_have_flushed() {
-    let (mut elections, mut commits) = (0, 0);
+    let (mut elections, mut commits, mut proofs) = (0, 0, 0);
     for seed in 0..40 {
         let mut cluster = Cluster::new(seed);
         for _ in 0..6_000 {
@@ -269,9 +287,63 @@ fn three_replicas_agree_and_commit_only_what_two_have_flushed() {
         }
         elections += cluster.leaders.len();
         commits += before.len();
+        proofs += cluster.proved;
     }
     assert!(elections > 100, "only {elections} elections: the test does not test");
     assert!(commits > 3_000, "only {commits} commits: the test does not test");
+    assert!(proofs > 1_000, "only {proofs} proofs: the test does not test");
+}
+
+/// A committed offset would go back for who asks a coordinator that was replaced and does not know it.
+#[test]
+fn a_leader_that_was_replaced_proves_nothing() {
+    let mut cluster = Cluster::new(11);
+    cluster.healed = true;
+    // all that is sent arrives, but for what comes from or goes to one that is cut off
+    let settle = |cluster: &mut Cluster, cut: Option<usize>| {
+        for _ in 0..200 {
+            for at in 0..3 {
+                cluster.ready(at);
+                cluster.flush(at);
+            }
+            for message in std::mem::take(&mut cluster.network) {
+                let (from, to) = (message.from as usize - 1, message.to as usize - 1);
+                if ![Some(from), Some(to)].contains(&cut) {
+                    cluster.nodes[to].replica.as_mut().unwrap().step(message).unwrap();
+                }
+            }
+        }
+    };
+    let prove = |cluster: &mut Cluster, at: usize| {
+        let committed = cluster.committed.keys().last().copied().unwrap_or_default();
+        cluster.asked += 1;
+        cluster.nodes[at].proofs.insert(cluster.asked, committed);
+        cluster.nodes[at].replica.as_mut().unwrap().prove_leadership(cluster.asked)
+    };
+    assert_eq!(prove(&mut cluster, 0), Err(NotLeader));
+    cluster.nodes[0].replica.as_mut().unwrap().campaign();
+    settle(&mut cluster, None);
+    assert_eq!(prove(&mut cluster, 0), Ok(()));
+    settle(&mut cluster, None);
+    assert_eq!(cluster.proved, 1, "two others follow it");
+
+    let successor = |cluster: &Cluster| (1..3).find(|at| cluster.nodes[*at].leading.is_some());
+    for tick in 0..40 {
+        // one at a time, so that they do not ask for the same votes
+        cluster.nodes[1 + tick % 2].replica.as_mut().unwrap().tick();
+        settle(&mut cluster, Some(0));
+    }
+    assert!(cluster.nodes[0].replica.as_ref().unwrap().is_leader(), "it believes that it leads");
+    let new = successor(&cluster).expect("one of the others leads");
+    assert_eq!((prove(&mut cluster, 0), prove(&mut cluster, new)), (Ok(()), Ok(())));
+    settle(&mut cluster, Some(0));
+    assert_eq!(cluster.proved, 2, "only the new one");
+    assert!(cluster.nodes[0].proofs.len() == 1 && cluster.nodes[new].proofs.is_empty());
+    for _ in 0..3 {
+        cluster.nodes[new].replica.as_mut().unwrap().tick();
+    }
+    settle(&mut cluster, None);
+    assert_eq!((cluster.proved, cluster.nodes[0].leading), (2, None), "and it steps down when it hears of it");
 }
 
 /// A leader with a slow disk would hold up every answer of its shard, though two followers have flushed.

@@ -71,6 +71,9 @@ pub struct Out {
     pub meta_unled: bool,
     /// Commands that were asked for here and are in no log any more: another leader wrote over them.
     pub meta_lost: Vec<Ticket>,
+    /// A proof that [`Core::prove_meta`] asked for: at some time after that this core led the meta shard, and everything
+    /// that was committed before that time was in `meta`, here or earlier.
+    pub meta_proved: Option<u64>,
     /// The state of the meta shard is wanted for a snapshot at this index ([`Core::meta_snapshot`]).
     pub meta_snapshot_wanted: bool,
     /// The WAL is poisoned: the process must end. Nothing more is acknowledged.
@@ -365,6 +368,17 @@ impl Core {
         let (lsn, at) = self.wal.append(head, &[&command], Some(crc));
         shard.dirty = true;
         shard.appended(entry.index, lsn, at, Proposal::Meta { command, waiting: ticket });
+        true
+    }
+
+    /// Asks the other voters of the meta shard whether it is still led from here: [`Out::meta_proved`] brings `number`,
+    /// or leadership is lost. False: it is not led from here as far as is known.
+    pub fn prove_meta(&mut self, number: u64) -> bool {
+        let Some(shard) = self.shards.get_mut(&META_SHARD) else { return false };
+        if self.poisoned || shard.replica.prove_leadership(number).is_err() {
+            return false;
+        }
+        shard.dirty = true;
         true
     }
 
@@ -672,6 +686,9 @@ impl Core {
         self.note_leader(id);
         if let Some(last) = ready.committed.last() {
             self.apply(now, id, last.index, out);
+        }
+        if id == META_SHARD {
+            out.meta_proved = out.meta_proved.max(ready.proved);
         }
         if let Some(term) = ready.became_leader {
             self.table.set_leading(id, Some(term));
