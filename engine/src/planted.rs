@@ -29,10 +29,11 @@ pub enum Bug {
     LostWakeUp,
     StaleRecycledBuffer,
     DropGroupOffsetsAtSnapshot,
+    CoordinateUnproven,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 19] = [
+    pub const ALL: [Bug; 20] = [
         Bug::AcknowledgeBeforeFlush,
         Bug::FlushWrongRange,
         Bug::FlushCoversNeighbours,
@@ -52,6 +53,7 @@ impl Bug {
         Bug::LostWakeUp,
         Bug::StaleRecycledBuffer,
         Bug::DropGroupOffsetsAtSnapshot,
+        Bug::CoordinateUnproven,
     ];
 
     pub fn name(self) -> &'static str {
@@ -120,6 +122,10 @@ impl Bug {
             Bug::DropGroupOffsetsAtSnapshot => {
                 ("drop-group-offsets-at-snapshot", "the metadata's snapshot has no committed offsets of groups")
             }
+            Bug::CoordinateUnproven => (
+                "coordinate-unproven",
+                "a coordinator that may have been replaced answers what is committed from memory",
+            ),
         }
     }
 }

@@ -5,6 +5,8 @@
 //! this broker has the image that it led to: who was told that a topic exists finds it on any connection.
 
 use bytes::Bytes;
+#[cfg(feature = "planted")]
+use camus_engine::planted::{Bug, is};
 use camus_engine::shard::api::Ticket;
 use camus_engine::shard::core::{Core, MetaCommitted, RecoveredMeta};
 use camus_engine::types::{CoreId, Index, Mono, ShardId, WallMs};
@@ -133,7 +135,10 @@ impl MetaHost {
             self.group_out.answers.push((ticket, ask.refused(GroupRefusal::NotCoordinator)));
             return;
         }
-        if self.replicated && matches!(ask, GroupAsk::Fetch { .. }) {
+        let needs_proof = self.replicated && matches!(ask, GroupAsk::Fetch { .. });
+        #[cfg(feature = "planted")]
+        let needs_proof = needs_proof && !is(Bug::CoordinateUnproven);
+        if needs_proof {
             self.proofs.waiting.push_back((self.proofs.begun + 1, ticket, ask));
             self.prove(core);
             return;

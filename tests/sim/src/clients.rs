@@ -1,9 +1,10 @@
 //! All clients of a broker, or of a cluster.
 
 use crate::epochs::EpochReader;
-use crate::kit::Cluster;
+use crate::kit::{BROKERS, Cluster};
 use crate::ledger::Ledger;
 use crate::members::Member;
+use crate::onlookers::Onlooker;
 use crate::producers::{Idempotent, Plain};
 use crate::reach::Reach;
 use crate::readers::{Committer, Reader, Trimmer};
@@ -18,6 +19,8 @@ const TRIMMER: u32 = 40;
 /// Whoever looks in the end.
 pub const AUDITOR: u32 = 50;
 const MEMBERS: std::ops::Range<u32> = 60..62;
+/// As many as there are committers: each looks at one's group.
+const ONLOOKERS: u32 = 70;
 
 /// The last of those that commit does so seldom: what it committed is old.
 fn commits_percent(process: u32) -> u64 {
@@ -31,6 +34,7 @@ pub struct Clients {
     epoch_readers: Vec<EpochReader>,
     committers: Vec<Committer>,
     members: Vec<Member>,
+    onlookers: Vec<Onlooker>,
     trimmer: Trimmer,
 }
 
@@ -49,6 +53,7 @@ impl Clients {
                 .map(|process| Committer::new(process, of(process), commits_percent(process)))
                 .collect(),
             members: members.map(|process| Member::new(process, of(process))).collect(),
+            onlookers: if grouped { onlookers(of) } else { vec![] },
             trimmer: Trimmer::new(TRIMMER, tight),
         }
     }
@@ -63,6 +68,7 @@ impl Clients {
             epoch_readers: vec![],
             committers: vec![],
             members: vec![],
+            onlookers: vec![],
             trimmer: Trimmer::new(TRIMMER, false),
         }
     }
@@ -75,6 +81,7 @@ impl Clients {
         self.epoch_readers.iter_mut().for_each(|client| client.step(cluster, ledger));
         self.committers.iter_mut().for_each(|client| client.step(cluster, ledger));
         self.members.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.onlookers.iter_mut().for_each(|client| client.step(cluster, ledger));
         self.trimmer.step(cluster, ledger);
     }
 
@@ -141,5 +148,11 @@ impl Clients {
         self.members.iter_mut().for_each(|client| client.finish(now, ledger));
         self.trimmer.finish(now, ledger);
         self.reaches().into_iter().for_each(|reach| reach.close(cluster));
+        self.onlookers.iter_mut().for_each(|client| client.close(cluster));
     }
+}
+
+fn onlookers(of: impl Fn(u32) -> i32) -> Vec<Onlooker> {
+    let look = |(n, process)| Onlooker::new(ONLOOKERS + n, Committer::group_of(process), of(process), BROKERS);
+    (0..).zip(COMMITTERS).map(look).collect()
 }

@@ -23,6 +23,7 @@ pub mod judgement;
 pub mod kit;
 pub mod ledger;
 pub mod members;
+pub mod onlookers;
 pub mod planted;
 pub mod producers;
 pub mod pumps;

@@ -159,6 +159,7 @@ pub mod with_bugs {
                 seen(&[LONE], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
             }
             Bug::DropGroupOffsetsAtSnapshot => seen(&[LONE], &["committed-offset-back"]),
+            Bug::CoordinateUnproven => seen(&[CLUSTER], &["committed-offset-back"]),
         }
     }
 

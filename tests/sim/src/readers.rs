@@ -249,8 +249,12 @@ pub struct Committer {
 }
 
 impl Committer {
+    pub fn group_of(process: u32) -> String {
+        format!("group-{process}")
+    }
+
     pub fn new(process: u32, partition: i32, commits_percent: u64) -> Committer {
-        let group = format!("group-{process}");
+        let group = Committer::group_of(process);
         let reach = Reach::coordinator_of(&group);
         let proven = (false, false);
         Committer { process, group, partition, commits_percent, next: 0, asked: None, reach, proven }
