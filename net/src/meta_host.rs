@@ -39,21 +39,45 @@ pub struct MetaHost {
     /// write over it.
     asked: BTreeSet<Ticket>,
     proofs: Proofs,
+    /// Assignments that may be given out.
+    proven: Vec<(Ticket, GroupAnswer)>,
     groups: Coordinator,
     group_out: GroupOut,
 }
 
-/// Reads of committed offsets that wait for a proof that they are not answered from the memory of a leader that was
-/// replaced: who asks the next one would see an offset that went back. One proof is under way at a time, and is for all
-/// that were asked before it began; what comes meanwhile shares the next one. Each waiting one is a request that some
-/// connection has in flight, and so they are bounded.
+/// What waits for a proof that the meta shard is still led from here. A leader that was replaced does not know it by
+/// itself: who asks the next one would see an offset that went back, or two would own a partition in one generation. One
+/// proof is under way at a time, and is for all that came before it began; the others share the next one. Each is a
+/// request that some connection has in flight, and so they are bounded.
 #[derive(Default, Debug)]
 struct Proofs {
     /// The number of the last proof that began.
     begun: u64,
     under_way: bool,
     /// By the proof that they need.
-    waiting: VecDeque<(u64, Ticket, GroupAsk)>,
+    waiting: VecDeque<(u64, Ticket, Unproven)>,
+}
+
+#[derive(Debug)]
+enum Unproven {
+    /// A read of committed offsets: it is done when there is a proof.
+    Fetch(GroupAsk),
+    /// What a member of this generation owns: it is told when there is one.
+    Synced(GroupAnswer),
+}
+
+impl Proofs {
+    fn wait(&mut self, ticket: Ticket, what: Unproven) {
+        self.waiting.push_back((self.begun + 1, ticket, what));
+    }
+
+    /// Begins a proof for those that wait, if none is under way.
+    fn begin(&mut self, core: &mut Core) {
+        if !self.under_way && !self.waiting.is_empty() {
+            // if it is refused, leadership is gone, and stepping down is what comes next
+            (self.begun, self.under_way) = (self.begun + 1, core.prove_meta(self.begun + 1));
+        }
+    }
 }
 
 /// The metadata on the disk can not be what this version wrote.
@@ -95,6 +119,7 @@ impl MetaHost {
             waiting: VecDeque::new(),
             asked: BTreeSet::new(),
             proofs: Proofs::default(),
+            proven: Vec::new(),
             groups: Coordinator::new(groups, Mono(0)),
             group_out: GroupOut::default(),
         })
@@ -139,32 +164,25 @@ impl MetaHost {
         #[cfg(feature = "planted")]
         let needs_proof = needs_proof && !is(Bug::CoordinateUnproven);
         if needs_proof {
-            self.proofs.waiting.push_back((self.proofs.begun + 1, ticket, ask));
-            self.prove(core);
-            return;
+            self.proofs.wait(ticket, Unproven::Fetch(ask));
+            return self.proofs.begin(core);
         }
         self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out);
         self.propose_of_groups(core);
     }
 
-    /// Begins a proof for those that wait, if none is under way.
-    fn prove(&mut self, core: &mut Core) {
-        let proofs = &mut self.proofs;
-        if !proofs.under_way && !proofs.waiting.is_empty() {
-            // if it is refused, leadership is gone, and stepping down is what comes next
-            (proofs.begun, proofs.under_way) = (proofs.begun + 1, core.prove_meta(proofs.begun + 1));
-        }
-    }
-
     /// A proof of this number has come: the meta shard was led from here after it began.
     pub fn proved(&mut self, core: &mut Core, now: Mono, number: u64) {
-        if self.proofs.under_way && number == self.proofs.begun {
+        if number == self.proofs.begun {
             self.proofs.under_way = false;
         }
-        while let Some((_, ticket, ask)) = self.proofs.waiting.pop_front_if(|(needed, ..)| *needed <= number) {
-            self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out);
+        while let Some((_, ticket, what)) = self.proofs.waiting.pop_front_if(|(needed, ..)| *needed <= number) {
+            match what {
+                Unproven::Fetch(ask) => self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out),
+                Unproven::Synced(answer) => self.proven.push((ticket, answer)),
+            }
         }
-        self.prove(core);
+        self.proofs.begin(core);
     }
 
     pub fn tick_groups(&mut self, core: &mut Core, now: Mono, wall: WallMs) {
@@ -193,8 +211,23 @@ impl MetaHost {
         self.groups.decided(Token(ticket.request), decided, &mut self.group_out);
     }
 
-    pub fn take_group_answers(&mut self) -> Vec<(Ticket, GroupAnswer)> {
-        std::mem::take(&mut self.group_out.answers)
+    pub fn has_group_answers(&self) -> bool {
+        !(self.group_out.answers.is_empty() && self.proven.is_empty())
+    }
+
+    /// Answers to requests to groups, each once. Assignments are among them when it is proven that they are not given
+    /// out by a coordinator that was replaced.
+    pub fn take_group_answers(&mut self, core: &mut Core) -> Vec<(Ticket, GroupAnswer)> {
+        let mut answers = std::mem::take(&mut self.proven);
+        for (ticket, answer) in std::mem::take(&mut self.group_out.answers) {
+            if self.replicated && matches!(answer, GroupAnswer::Synced(Ok(_))) {
+                self.proofs.wait(ticket, Unproven::Synced(answer));
+            } else {
+                answers.push((ticket, answer));
+            }
+        }
+        self.proofs.begin(core);
+        answers
     }
 
     fn propose_of_groups(&mut self, core: &mut Core) {
@@ -232,8 +265,12 @@ impl MetaHost {
             }
         }
         self.proofs.under_way = false;
-        for (_, ticket, ask) in self.proofs.waiting.drain(..) {
-            self.group_out.answers.push((ticket, ask.refused(GroupRefusal::NotCoordinator)));
+        for (_, ticket, what) in self.proofs.waiting.drain(..) {
+            let answer = match what {
+                Unproven::Fetch(ask) => ask.refused(GroupRefusal::NotCoordinator),
+                Unproven::Synced(_) => GroupAnswer::Synced(Err(GroupRefusal::NotCoordinator)),
+            };
+            self.group_out.answers.push((ticket, answer));
         }
         self.groups.step_down(&mut self.group_out);
     }

@@ -976,8 +976,10 @@ impl Node {
                 self.decide(rt, version, ticket, decided);
             }
             any |= self.end_forwards(rt);
-            for (ticket, answer) in self.meta.as_mut().map(MetaHost::take_group_answers).unwrap_or_default() {
-                any = true;
+            // one that has to be proven first has the pump do something, too
+            any |= self.meta.as_ref().is_some_and(MetaHost::has_group_answers);
+            let answers = self.meta.as_mut().map(|meta| meta.take_group_answers(&mut self.core)).unwrap_or_default();
+            for (ticket, answer) in answers {
                 if ticket.core == self.me {
                     self.group_answered(rt, ticket, answer);
                 } else {
