@@ -76,13 +76,14 @@ impl Hub {
         true
     }
 
-    fn link_of(&mut self, conn: ConnId) -> Option<&mut Link> {
-        self.links.values_mut().find(|link| link.conn() == Some(conn))
+    /// The link that has made this connection. Also where other fields are in use.
+    fn link_of(links: &mut BTreeMap<BrokerId, Link>, conn: ConnId) -> Option<(BrokerId, &mut Link)> {
+        links.iter_mut().map(|(broker, link)| (*broker, link)).find(|(_, link)| link.conn() == Some(conn))
     }
 
     pub fn connected(&mut self, now: Mono, conn: ConnId) {
-        let link = self.links.values_mut().find(|link| link.conn() == Some(conn));
-        link.expect("nobody else connects").connected(now, &self.me);
+        let (_, link) = Self::link_of(&mut self.links, conn).expect("nobody else connects");
+        link.connected(now, &self.me);
     }
 
     /// Whether the bytes were on a connection of ours. What they say is in [`Self::take_arrived`].
@@ -102,13 +103,8 @@ impl Hub {
             }
             return true;
         }
-        match self.links.values_mut().find(|link| link.conn() == Some(conn)) {
-            Some(link) => {
-                link.received(now, bytes, &self.me);
-                true
-            }
-            None => false,
-        }
+        let link = Self::link_of(&mut self.links, conn);
+        link.map(|(_, link)| link.received(now, bytes, &self.me)).is_some()
     }
 
     pub fn sent(&mut self, conn: ConnId) -> bool {
@@ -116,7 +112,7 @@ impl Hub {
             guest.sent();
             return true;
         }
-        self.link_of(conn).map(Link::sent).is_some()
+        Self::link_of(&mut self.links, conn).map(|(_, link)| link.sent()).is_some()
     }
 
     pub fn closed(&mut self, rt: &mut dyn Rt, conn: ConnId) -> bool {
@@ -124,11 +120,9 @@ impl Hub {
             return true;
         }
         let (now, random) = (rt.now(), rt.random());
-        let Some((broker, link)) = self.links.iter_mut().find(|(_, link)| link.conn() == Some(conn)) else {
-            return false;
-        };
+        let Some((broker, link)) = Self::link_of(&mut self.links, conn) else { return false };
         if link.closed(now, random) {
-            self.lost.push(*broker);
+            self.lost.push(broker);
         }
         true
     }
