@@ -109,12 +109,11 @@ impl Node {
         if self.hub.is_none() || leads || ticket.core == COORDINATOR || ticket.core == FORWARDED && !self.is_elected() {
             return false;
         }
-        let bytes = command.encode();
-        let len = bytes.len();
-        if len > limits::PEER_COMMAND_BYTES_MAX {
+        let bytes = Bytes::from(command.encode());
+        if bytes.len() > limits::PEER_COMMAND_BYTES_MAX {
             return false;
         }
-        self.pass_on(now, ticket, bytes.into()) || self.forwards.hold(now, ticket, command.clone(), len)
+        self.pass_on(now, ticket, bytes.clone()) || self.forwards.hold(now, ticket, command.clone(), bytes)
     }
 
     /// This broker is to lead the meta shard, and perhaps does not serve it yet.
@@ -147,7 +146,7 @@ impl Node {
                 self.propose(rt, held.ticket, &held.command);
             } else if now >= held.until || held.ticket.core == FORWARDED && !self.is_elected() {
                 self.decide(rt, 0, held.ticket, Err(Refused::NoLeader));
-            } else if !self.pass_on(now, held.ticket, held.command.encode().into()) {
+            } else if !self.pass_on(now, held.ticket, held.bytes.clone()) {
                 return self.forwards.hold_on(held);
             }
         }
