@@ -55,7 +55,8 @@ impl Hub {
 
     /// From now on others may connect.
     pub fn listen(&mut self, rt: &mut dyn Rt, addr: SocketAddr) -> io::Result<()> {
-        let (id, _) = rt.listen(peer_addr(addr, self.me.core))?;
+        // However many clients there are: a cluster that they cut would serve nobody.
+        let (id, _) = rt.listen_beside(peer_addr(addr, self.me.core))?;
         self.listener = Some(id);
         Ok(())
     }

@@ -173,7 +173,8 @@ fn connections_max(plan: &Plan) -> usize {
         }
     };
     let (cores, asked) = (plan.cores.len(), plan.connections_max);
-    let possible = process::connections_max(descriptors, cores, plan.listeners.len());
+    let others = plan.members.len().saturating_sub(1);
+    let possible = process::connections_max(descriptors, cores, plan.listeners.len(), others);
     if possible < asked {
         tracing::warn!(
             "{descriptors} descriptors are allowed: each core takes {possible} connections, not {asked}; raise \
