@@ -13,6 +13,7 @@ use crate::limits;
 use crate::meta_host::{COORDINATOR, FORWARDED, MetaHost};
 use crate::peer::forward::Forwards;
 use crate::peer::hub::Hub;
+use crate::peer::roll::{DirectoryId, Roll};
 use bytes::Bytes;
 use camus_engine::limits::BATCH_BYTES_DEFAULT;
 use camus_engine::rt::mesh::Port;
@@ -91,6 +92,8 @@ pub struct Broker {
     pub brokers: Vec<Member>,
     /// Where this broker takes its peers' connections: core n on the port + n. None for a lone broker.
     pub peer_listen: Option<SocketAddr>,
+    /// In a cluster: the data directories of all brokers.
+    pub roll: Option<Arc<Roll>>,
 }
 
 /// A broker of the cluster. All of them have the same number of cores, and so the same shards on core n.
@@ -127,6 +130,8 @@ pub trait Report {
     fn disk_hangs(&self, _hangs: bool) {}
     fn stopping(&self);
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error);
+    /// Another broker knows `known` as this broker's directory, and this one never took part in the cluster.
+    fn kept_out(&self, _by: BrokerId, _known: DirectoryId) {}
     /// The storage lied: the process has to end now. The real one does not return.
     fn fatal(&self, error: &WalError);
 }
@@ -988,6 +993,7 @@ impl Node {
     /// do.
     fn come_up(&mut self, rt: &mut dyn Rt) {
         if !self.ready[self.me.0 as usize] {
+            self.look_at_roll();
             if !self.core.is_serving() || self.image.cluster_id.is_empty() || !self.has_records() {
                 return;
             }

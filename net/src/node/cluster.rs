@@ -14,6 +14,7 @@ use camus_engine::rt::{ConnId, ListenerId, Rt};
 use camus_engine::shard::api::Ticket;
 use camus_engine::types::{BrokerId, CoreId, Lsn, META_SHARD, Mono};
 use camus_meta::{Command, Decided, Refused, decode_decided, encode_decided};
+use std::sync::Arc;
 
 /// The links of this core, if there are other brokers.
 pub(super) fn hub(broker: &Broker, me: CoreId) -> Option<Hub> {
@@ -29,6 +30,7 @@ pub(super) fn hub(broker: &Broker, me: CoreId) -> Option<Hub> {
         core: me,
         cluster_id: broker.settings.cluster_id.clone(),
         brokers: ids,
+        roll: Arc::clone(broker.roll.as_ref().expect("a broker of a cluster knows its directory")),
     };
     Some(Hub::new(me, &broker.brokers))
 }
@@ -41,6 +43,14 @@ impl Node {
         let addr = self.broker.peer_listen.expect("a broker of a cluster has an address for the others");
         if let Err(error) = hub.listen(rt, addr) {
             self.report.can_not_listen(peer_addr(addr, self.me), &error);
+            self.failed = true;
+        }
+    }
+
+    /// Its directory is not the one that the others know. It ends: nothing that it does counts.
+    pub(super) fn look_at_roll(&mut self) {
+        if let Some((by, known)) = self.broker.roll.as_ref().and_then(|roll| roll.kept_out()) {
+            self.report.kept_out(by, known);
             self.failed = true;
         }
     }

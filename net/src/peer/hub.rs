@@ -132,14 +132,19 @@ impl Hub {
         self.links.get(&to).is_some_and(Link::is_up)
     }
 
-    /// False if it is lost: any frame may be.
+    /// False if it is lost: any frame may be, and all are until this broker takes part.
     pub fn post(&mut self, to: BrokerId, frame: &Frame) -> bool {
-        !self.is_shut && self.links.get_mut(&to).is_some_and(|link| link.post(frame))
+        self.takes_part() && self.links.get_mut(&to).is_some_and(|link| link.post(frame))
     }
 
     pub fn take_arrived(&mut self) -> Vec<(BrokerId, Frame)> {
         let arrived = std::mem::take(&mut self.arrived);
-        if self.is_shut { Vec::new() } else { arrived }
+        if self.takes_part() { arrived } else { Vec::new() }
+    }
+
+    /// What others say counts here, and the other way round.
+    fn takes_part(&self) -> bool {
+        !self.is_shut && self.me.roll.is_formed()
     }
 
     pub fn take_lost(&mut self) -> Vec<BrokerId> {
