@@ -128,6 +128,9 @@ pub trait Report {
     /// Whether the disk has not ended anything for [`limits::DISK_HANGS_AFTER`] though the WAL waits for it; said when
     /// it changes.
     fn disk_hangs(&self, _hangs: bool) {}
+    /// Whether a shard of this core has had no leader that it knows of for [`limits::LEADERLESS_AFTER`]; said when it
+    /// changes. Of brokers of a cluster.
+    fn leaderless(&self, _is: bool) {}
     fn stopping(&self);
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error);
     /// Another broker knows `known` as this broker's directory, and this one never took part in the cluster.
@@ -254,6 +257,9 @@ pub struct Node {
     /// What of the WAL was durable when that moved last, or when there was nothing to wait for; and when.
     disk_moved: Option<(Lsn, Mono)>,
     disk_hung: bool,
+    /// Since when a shard of this core has no leader; and whether that was said.
+    leaderless_since: Option<Mono>,
+    leaderless: bool,
     failed: bool,
 }
 
@@ -315,6 +321,8 @@ impl Node {
             had_space: true,
             disk_moved: None,
             disk_hung: false,
+            leaderless_since: None,
+            leaderless: false,
             failed: false,
             broker,
         }
@@ -1317,6 +1325,7 @@ impl Driver for Node {
             self.report.has_space(has_space);
         }
         self.look_at_disk(rt.now());
+        self.look_at_leaders(rt.now());
         self.spare(rt);
         self.shed(rt);
         self.close_slow(rt);

@@ -12,7 +12,7 @@ use crate::peer::{broker_of, raft_id};
 use bytes::Bytes;
 use camus_engine::rt::{ConnId, ListenerId, Rt};
 use camus_engine::shard::api::Ticket;
-use camus_engine::types::{BrokerId, CoreId, Lsn, META_SHARD, Mono};
+use camus_engine::types::{BrokerId, CoreId, Lsn, META_SHARD, Mono, ShardId};
 use camus_meta::{Command, Decided, Refused, decode_decided, encode_decided};
 use std::sync::Arc;
 
@@ -52,6 +52,25 @@ impl Node {
         if let Some((by, known)) = self.broker.roll.as_ref().and_then(|roll| roll.kept_out()) {
             self.report.kept_out(by, known);
             self.failed = true;
+        }
+    }
+
+    /// Without a majority nobody is elected, and nothing else says so: it waits and refuses.
+    pub(super) fn look_at_leaders(&mut self, now: Mono) {
+        if self.hub.is_none() {
+            return;
+        }
+        let shards = &self.broker.shards;
+        let mut mine = (0..shards.len() as u32).map(ShardId).filter(|shard| shards.core(*shard) == self.me);
+        if mine.all(|shard| shards.leader(shard).is_some()) {
+            self.leaderless_since = None;
+        } else {
+            self.leaderless_since.get_or_insert(now);
+        }
+        let is = self.leaderless_since.is_some_and(|since| now.since(since) > limits::LEADERLESS_AFTER);
+        if is != self.leaderless {
+            self.leaderless = is;
+            self.report.leaderless(is);
         }
     }
 

@@ -431,6 +431,18 @@ impl Report for Said {
         }
     }
 
+    fn leaderless(&self, is: bool) {
+        self.board.cores[self.core.0 as usize].set_leaderless(is);
+        if is {
+            tracing::warn!(
+                core = self.core.0,
+                "a shard has had no leader for seconds: is a majority of brokers there?"
+            );
+        } else {
+            tracing::info!(core = self.core.0, "all shards have a leader again");
+        }
+    }
+
     fn stopping(&self) {
         self.phase(Phase::Stopping);
     }
