@@ -731,7 +731,7 @@ impl Core {
             let key = Key::Listener(slot);
             if !listener.own.open {
                 *entry = None;
-            } else if !(full && listener.counted) && !rests && !self.kernel.again.contains(&key) {
+            } else if (!full || !listener.counted) && !rests && !self.kernel.again.contains(&key) {
                 self.kernel.again.push(key);
             }
         }

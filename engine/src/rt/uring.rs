@@ -706,7 +706,8 @@ impl Core {
         for (slot, entry) in self.listeners.iter_mut().enumerate() {
             let Some(listener) = entry else { continue };
             let slot = slot as u32;
-            let wanted = !listener.rests() && listener.own.open && !(full && listener.counted);
+            let has_room = !full || !listener.counted;
+            let wanted = !listener.rests() && listener.own.open && has_room;
             if wanted && !listener.own.armed {
                 listener.own.armed = true;
                 listener.own.ops += 1;

@@ -1,8 +1,9 @@
 //! The data directory: whose it is, and that one process has it at a time.
 //!
-//! `camus.toml` its identity, written once; `brokers.toml` in a cluster those of the others; `lock` who has it; `core-N/` the write-ahead log of core N, `core-N.begun`
-//! that there is one: without it, a log that somebody removed would look like one that never was. The operating
-//! system's lock is on the directory itself, which nobody removes by hand while a broker runs, and on `lock`.
+//! `camus.toml` its identity, written once; `brokers.toml` in a cluster those of the others; `lock` who has it;
+//! `core-N/` the write-ahead log of core N, `core-N.begun` that there is one: without it, a log that somebody removed
+//! would look like one that never was. The operating system's lock is on the directory itself, which nobody removes by
+//! hand while a broker runs, and on `lock`.
 
 use crate::errors::{self, UserError};
 use camus_engine::types::CoreId;
