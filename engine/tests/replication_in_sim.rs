@@ -98,6 +98,34 @@ fn an_acknowledged_batch_is_on_the_media_of_a_majority() {
     }
 }
 
+/// Lost if it fails: the way to the leader. A client that asks a follower whose own log is full would wait for space
+/// that is no matter of its batch.
+#[test]
+fn a_follower_without_space_says_that_it_does_not_lead() {
+    for seed in seeds(0..5) {
+        let _seed = Seed(seed);
+        let p = route(1, 1);
+        let mut cluster = Cluster::new(seed, Shape::default(), &[p]);
+        cluster.produce(p, &nth(0, 100));
+        cluster.run_ms(500);
+        let leader = cluster.wait_leader(p.shard);
+        let follower = (leader + 1) % BROKERS;
+        let used = cluster.boards[follower].borrow().disk_bytes;
+        cluster.disk(follower).set_capacity(used);
+        let mut asked_when_full = 0;
+        for n in 1..100 {
+            cluster.produce(p, &nth(n, 30_000));
+            let is_full = !cluster.core(follower).has_space();
+            let request = cluster.send(follower, p, &nth(1_000 + n, 30_000));
+            cluster.run_until(PATIENCE, |cluster| cluster.produced(follower, request).is_some());
+            let answer = cluster.produced(follower, request).expect("it is answered at once");
+            assert_eq!(answer.unwrap_err(), Refusal::NotLeader);
+            asked_when_full += usize::from(is_full);
+        }
+        assert!(asked_when_full > 10, "{asked_when_full}: its log is not full");
+    }
+}
+
 /// Lost if it fails: every answer, for as long as the leader's disk takes its time.
 #[test]
 fn the_leader_answers_when_two_followers_have_flushed_before_itself() {

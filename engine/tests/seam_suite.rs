@@ -41,6 +41,7 @@ on_each_shell!(
     few_receive_buffers_lose_nothing,
     full_queues_lose_nothing,
     a_core_keeps_to_its_number_of_connections,
+    a_full_core_takes_connections_that_do_not_count,
     every_wake_up_from_another_thread_is_seen,
     a_core_that_panics_is_reported,
     a_core_sleeps_until_its_deadline_and_not_beyond,
@@ -68,6 +69,7 @@ struct Echo {
     conns: BTreeMap<ConnId, EchoConn>,
     /// Generation of the last user of each slot.
     last: BTreeMap<u32, u32>,
+    /// Takes the two addresses: where connections count, and where they do not.
     addr: mpsc::Sender<SocketAddr>,
     stop: Arc<AtomicBool>,
     seen: Arc<Seen>,
@@ -117,8 +119,9 @@ impl Echo {
 
 impl Driver for Echo {
     fn start(&mut self, rt: &mut dyn Rt) {
-        let (_, addr) = rt.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        self.addr.send(addr).unwrap();
+        let any = "127.0.0.1:0".parse().unwrap();
+        self.addr.send(rt.listen(any).unwrap().1).unwrap();
+        self.addr.send(rt.listen_beside(any).unwrap().1).unwrap();
     }
 
     fn event(&mut self, rt: &mut dyn Rt, event: Event<'_>) {
@@ -159,6 +162,7 @@ impl Driver for Echo {
 
 struct EchoServer {
     addr: SocketAddr,
+    beside: SocketAddr,
     stop: Arc<AtomicBool>,
     waker: Waker,
     seen: Arc<Seen>,
@@ -183,13 +187,17 @@ impl EchoServer {
             IoChoice::Glommio => ShellKind::Glommio,
         };
         assert_eq!(handle.kind, expected);
-        let addr = got_addr.recv_timeout(PATIENCE).unwrap();
+        let [addr, beside] = [(); 2].map(|()| got_addr.recv_timeout(PATIENCE).unwrap());
         let waker = config.bell.waker();
-        EchoServer { addr, stop, waker, seen, config, handle: Some(handle), _dir: dir }
+        EchoServer { addr, beside, stop, waker, seen, config, handle: Some(handle), _dir: dir }
     }
 
     fn client(&self) -> TcpStream {
-        let client = TcpStream::connect(self.addr).unwrap();
+        Self::client_of(self.addr)
+    }
+
+    fn client_of(addr: SocketAddr) -> TcpStream {
+        let client = TcpStream::connect(addr).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         client.set_nodelay(true).unwrap();
         client
@@ -392,6 +400,34 @@ fn a_core_keeps_to_its_number_of_connections(choice: IoChoice) {
         eventually("all of them are closed", || server.seen.open() == 0);
     }
     assert_eq!(server.seen.open_max.load(Ordering::SeqCst), 4);
+    server.stop();
+}
+
+/// Lost if it fails: the cluster, when a broker has as many clients as it takes and another one wants to come back.
+fn a_full_core_takes_connections_that_do_not_count(choice: IoChoice) {
+    let server = EchoServer::start(choice, |config| config.conns_max = 2);
+    let mut beside = EchoServer::client_of(server.beside);
+    round_trip(&mut beside, b"takes no place");
+    let connect = |_| {
+        let mut client = server.client();
+        round_trip(&mut client, b"one of two");
+        client
+    };
+    let mut clients: Vec<_> = (0..2).map(connect).collect();
+    let waits = server.client();
+    let mut others: Vec<_> = (0..3).map(|_| EchoServer::client_of(server.beside)).collect();
+    others.iter_mut().for_each(|other| round_trip(other, b"beside the full number"));
+    assert_eq!(server.seen.open(), 6, "two that count, four that do not, and one waits");
+    // the ends of those that do not count give nobody a place
+    drop((beside, others));
+    eventually("they are closed", || server.seen.open() == 2);
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(server.seen.open(), 2);
+    clients.iter_mut().for_each(|client| round_trip(client, b"still served"));
+    drop(clients.pop());
+    eventually("the one that waits is served", || server.seen.accepted.load(Ordering::SeqCst) == 7);
+    drop((clients, waits));
+    eventually("all of them are closed", || server.seen.open() == 0);
     server.stop();
 }
 

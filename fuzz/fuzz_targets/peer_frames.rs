@@ -7,7 +7,9 @@ use camus_engine::types::{BrokerId, CoreId, Mono};
 use camus_net::peer::codec::{Frame, Frames};
 use camus_net::peer::guest::Guest;
 use camus_net::peer::hello::Me;
+use camus_net::peer::roll::{DirectoryId, InMemory, Known, Roll};
 use libfuzzer_sys::fuzz_target;
+use std::sync::Arc;
 
 fn cut(stream: &[u8], piece: usize) -> (Vec<Frame>, bool) {
     let (mut frames, mut cut) = (Frames::default(), Vec::new());
@@ -25,12 +27,15 @@ fn cut(stream: &[u8], piece: usize) -> (Vec<Frame>, bool) {
 }
 
 fn me(broker: i32) -> Me {
+    let own = DirectoryId::from_bytes([broker as u8; 16]);
+    let others = [1, 2, 3].into_iter().filter(|id| *id != broker).map(BrokerId).collect();
     Me {
         broker: BrokerId(broker),
         cores: 1,
         core: CoreId(0),
         cluster_id: "fuzz".to_owned(),
         brokers: [1, 2, 3].map(BrokerId).to_vec(),
+        roll: Arc::new(Roll::new(own, others, Known::default(), Box::new(InMemory::default()))),
     }
 }
 

@@ -43,6 +43,9 @@ pub const ROUNDS_PER_TURN_MAX: usize = 4;
 /// A disk that has not ended anything for this long, though the log waits for it, hangs, and `/readyz` says so. A slow
 /// one ends something meanwhile.
 pub const DISK_HANGS_AFTER: std::time::Duration = std::time::Duration::from_secs(5);
+/// A shard of a cluster without a leader for this long will not get one soon, and `/readyz` says so. An election takes
+/// a part of a second.
+pub const LEADERLESS_AFTER: std::time::Duration = std::time::Duration::from_secs(2);
 /// What runs when the broker is told to stop has this long to end.
 pub const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(8);
 /// A client that is in the way and moves nothing for this long is closed when memory is short.

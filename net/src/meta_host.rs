@@ -201,6 +201,12 @@ impl MetaHost {
         self.leading || !self.replicated
     }
 
+    /// Who leads has applied what was acknowledged, and among several each applies what it hears of. One that is alone
+    /// and does not lead yet has a part of its log to come.
+    fn has_an_image_to_show(&self) -> bool {
+        self.leading || self.replicated
+    }
+
     /// The broker stops: nobody waits for a group any more.
     pub fn stop_groups(&mut self) {
         self.groups.stop(&mut self.group_out);
@@ -251,7 +257,7 @@ impl MetaHost {
     /// come about. Whoever waits for a group is sent to the other.
     pub fn step_down(&mut self) {
         (self.leading, self.bootstrapping) = (false, false);
-        let unknown = || Err(Refused::Unavailable { why: "its leadership changed meanwhile".to_owned() });
+        let unknown = || Refused::Unavailable { why: "its leadership changed meanwhile".to_owned() };
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (of_groups, others): (VecDeque<_>, VecDeque<_>) = all.partition(|(_, to, _)| to.core == COORDINATOR);
         self.waiting = others;
@@ -259,10 +265,7 @@ impl MetaHost {
             self.group_decided(ticket, decided);
         }
         for ticket in std::mem::take(&mut self.asked) {
-            match ticket.core {
-                COORDINATOR => self.group_decided(ticket, unknown()),
-                _ => self.waiting.push_back((0, ticket, unknown())),
-            }
+            self.refuse(ticket, unknown());
         }
         self.proofs.under_way = false;
         for (_, ticket, what) in self.proofs.waiting.drain(..) {
@@ -278,10 +281,15 @@ impl MetaHost {
     /// The command of this ticket is in no log any more.
     pub fn lost(&mut self, ticket: Ticket) {
         if self.asked.remove(&ticket) {
-            match ticket.core {
-                COORDINATOR => self.group_decided(ticket, Err(Refused::NoLeader)),
-                _ => self.waiting.push_back((0, ticket, Err(Refused::NoLeader))),
-            }
+            self.refuse(ticket, Refused::NoLeader);
+        }
+    }
+
+    /// Tells whoever asked for a command that it did not come about here. There is no image to wait for.
+    fn refuse(&mut self, ticket: Ticket, refused: Refused) {
+        match ticket.core {
+            COORDINATOR => self.group_decided(ticket, Err(refused)),
+            _ => self.waiting.push_back((0, ticket, Err(refused))),
         }
     }
 
@@ -308,7 +316,7 @@ impl MetaHost {
     /// The image, if it is newer than what was last taken from here.
     pub fn publish(&mut self) -> Option<Arc<Image>> {
         let image = self.state.image();
-        if !(self.leading || self.replicated) || image.cluster_id.is_empty() || image.version == self.published {
+        if !self.has_an_image_to_show() || image.cluster_id.is_empty() || image.version == self.published {
             return None;
         }
         self.published = image.version;

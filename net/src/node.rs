@@ -13,6 +13,7 @@ use crate::limits;
 use crate::meta_host::{COORDINATOR, FORWARDED, MetaHost};
 use crate::peer::forward::Forwards;
 use crate::peer::hub::Hub;
+use crate::peer::roll::{DirectoryId, Roll};
 use bytes::Bytes;
 use camus_engine::limits::BATCH_BYTES_DEFAULT;
 use camus_engine::rt::mesh::Port;
@@ -91,6 +92,8 @@ pub struct Broker {
     pub brokers: Vec<Member>,
     /// Where this broker takes its peers' connections: core n on the port + n. None for a lone broker.
     pub peer_listen: Option<SocketAddr>,
+    /// In a cluster: the data directories of all brokers.
+    pub roll: Option<Arc<Roll>>,
 }
 
 /// A broker of the cluster. All of them have the same number of cores, and so the same shards on core n.
@@ -125,8 +128,13 @@ pub trait Report {
     /// Whether the disk has not ended anything for [`limits::DISK_HANGS_AFTER`] though the WAL waits for it; said when
     /// it changes.
     fn disk_hangs(&self, _hangs: bool) {}
+    /// Whether a shard of this core has had no leader that it knows of for [`limits::LEADERLESS_AFTER`]; said when it
+    /// changes. Of brokers of a cluster.
+    fn leaderless(&self, _is: bool) {}
     fn stopping(&self);
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error);
+    /// Another broker knows `known` as this broker's directory, and this one never took part in the cluster.
+    fn kept_out(&self, _by: BrokerId, _known: DirectoryId) {}
     /// The storage lied: the process has to end now. The real one does not return.
     fn fatal(&self, error: &WalError);
 }
@@ -249,6 +257,9 @@ pub struct Node {
     /// What of the WAL was durable when that moved last, or when there was nothing to wait for; and when.
     disk_moved: Option<(Lsn, Mono)>,
     disk_hung: bool,
+    /// Since when a shard of this core has no leader; and whether that was said.
+    leaderless_since: Option<Mono>,
+    leaderless: bool,
     failed: bool,
 }
 
@@ -310,6 +321,8 @@ impl Node {
             had_space: true,
             disk_moved: None,
             disk_hung: false,
+            leaderless_since: None,
+            leaderless: false,
             failed: false,
             broker,
         }
@@ -994,6 +1007,7 @@ impl Node {
     /// do.
     fn come_up(&mut self, rt: &mut dyn Rt) {
         if !self.ready[self.me.0 as usize] {
+            self.look_at_roll();
             if !self.core.is_serving() || self.image.cluster_id.is_empty() || !self.has_records() {
                 return;
             }
@@ -1317,6 +1331,7 @@ impl Driver for Node {
             self.report.has_space(has_space);
         }
         self.look_at_disk(rt.now());
+        self.look_at_leaders(rt.now());
         self.spare(rt);
         self.shed(rt);
         self.close_slow(rt);

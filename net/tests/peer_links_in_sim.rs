@@ -11,10 +11,12 @@ use camus_net::node::Member;
 use camus_net::peer::codec::Frame;
 use camus_net::peer::hello::Me;
 use camus_net::peer::hub::Hub;
+use camus_net::peer::roll::{DirectoryId, InMemory, Roll};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What the test sees of one broker, and gives it.
@@ -71,6 +73,7 @@ struct Three {
     world: World<Linked>,
     cores: BTreeMap<BrokerId, SimCoreId>,
     shared: BTreeMap<BrokerId, Rc<RefCell<Shared>>>,
+    disks: BTreeMap<BrokerId, InMemory>,
 }
 
 const IDS: [BrokerId; 3] = [BrokerId(1), BrokerId(2), BrokerId(3)];
@@ -83,14 +86,24 @@ impl Three {
     fn new(seed: u64) -> Three {
         let mut world = World::new(seed);
         let cores = IDS.map(|id| (id, world.add_core())).into();
-        let mut three = Three { world, cores, shared: BTreeMap::new() };
+        let mut three = Three { world, cores, shared: BTreeMap::new(), disks: BTreeMap::new() };
         IDS.into_iter().for_each(|id| three.start(id, "c"));
         three
     }
 
     fn start(&mut self, id: BrokerId, cluster: &str) {
         let member = |id: BrokerId| Member { id, advertised: ("localhost".to_owned(), 9092), peer: addr(id) };
-        let me = Me { broker: id, cores: 1, core: CoreId(0), cluster_id: cluster.to_owned(), brokers: IDS.to_vec() };
+        let disk = self.disks.entry(id).or_default().clone();
+        let own = DirectoryId::from_bytes([id.0 as u8; 16]);
+        let roll = Roll::new(own, Three::others(id).into_iter().collect(), disk.known(), Box::new(disk));
+        let me = Me {
+            broker: id,
+            cores: 1,
+            core: CoreId(0),
+            cluster_id: cluster.to_owned(),
+            brokers: IDS.to_vec(),
+            roll: Arc::new(roll),
+        };
         let shared = Rc::new(RefCell::new(Shared::default()));
         self.shared.insert(id, Rc::clone(&shared));
         let hub = Hub::new(me, &IDS.map(member));

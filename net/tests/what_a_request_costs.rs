@@ -107,6 +107,9 @@ impl Rt for Below<'_> {
     fn listen(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
         self.0.listen(addr)
     }
+    fn listen_beside(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+        self.0.listen_beside(addr)
+    }
     fn stop_listening(&mut self, listener: ListenerId) {
         self.0.stop_listening(listener);
     }

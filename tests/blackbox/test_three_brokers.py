@@ -4,6 +4,10 @@ Rules held here: SPEC promises 2 and 4; DESIGN: production goes on within 2 s af
 bar of these tests is wider, for machines that do other things as well).
 """
 
+import json
+import re
+import shutil
+import socket
 import time
 
 import confluent_kafka as ck
@@ -215,3 +219,84 @@ def test_a_broker_of_another_cluster_is_refused_and_says_why(tmp_path, cluster):
     topic = fresh()
     cluster.create(1, topic)
     Sequence(cluster, topic, through=2).put(5)
+
+
+def readiness(broker):
+    """What the HTTP port says: whether it is ready, and the codes of why not."""
+    broker.http = re.search(r"http=(\S+)", broker.out.read_text())[1]
+    status, body = broker.get("/readyz")
+    return status, {reason["code"] for reason in json.loads(body)["reasons"]}
+
+
+def test_a_broker_that_lost_its_disk_is_kept_out_and_nothing_acknowledged_is_lost(cluster):
+    """Lost otherwise: what was acknowledged, when a broker that has forgotten it votes for one that never had it."""
+    cluster = cluster()
+    topic = fresh()
+    cluster.create(1, topic)
+    producer = Sequence(cluster, topic, through=1)
+    producer.put(10)
+    leader = cluster.leader(topic)
+    lost, lagging = [id for id in cluster.brokers if id != leader]
+    # one is away while records are acknowledged by the leader and the one that loses its disk afterwards
+    cluster.kill_9(lagging)
+    producer.put(10)
+    cluster.kill_9(lost)
+    broker = cluster.brokers[lost]
+    shutil.rmtree(broker.data_dir)
+    cluster.launch(lost)
+    assert broker.wait_end(20) == 13, broker.said()
+    said = broker.said()
+    assert "CAM-0111" in said and f"broker {lost} came with another data directory" in said, said
+    # the leader says so as well, and by name
+    other = cluster.brokers[leader]
+    assert re.search(r"came with the data directory \S+, and had \S+: its disk was lost", other.err.read_text())
+    # it and the one that lacks the records are no majority
+    cluster.kill_9(leader)
+    cluster.launch(lagging)
+    cluster.launch(lost)
+    assert broker.wait_end(20) == 13, broker.said()
+    time.sleep(3)
+    assert "camus ready" not in cluster.brokers[lagging].out.read_text()
+    # the two that have their disks are one, and have everything
+    cluster.launch(leader)
+    cluster.wait_ready(leader, lagging)
+    producer.put(10)
+    producer.all_there()
+
+
+def test_readiness_goes_with_the_majority_and_comes_back(cluster):
+    """Lost otherwise: what a load balancer sends to a broker that refuses all of it."""
+    cluster = cluster()
+    topic = fresh()
+    cluster.create(1, topic)
+    left = cluster.brokers[1]
+    assert readiness(left) == (200, set())
+    for id in (2, 3):
+        cluster.kill_9(id)
+    until(lambda: readiness(left) == (503, {"no_leader"}), 15, "broker 1 says that nobody leads")
+    cluster.launch(2)
+    until(lambda: readiness(left) == (200, set()), 20, "two are a majority")
+    Sequence(cluster, topic, through=1).put(5)
+
+
+def test_clients_that_take_all_connections_do_not_cut_the_cluster(cluster):
+    """Lost otherwise: the majority, when the clients of one broker fill it up and another one wants to come back."""
+    cluster = cluster(settings={"max.connections": 4})
+    topic = fresh()
+    cluster.create(1, topic)
+    full = cluster.brokers[1]
+    host, port = full.address.split(":")
+    cluster.kill_9(2)
+    cluster.kill_9(3)
+    cluster.forget(1)
+    idle = [socket.create_connection((host, int(port))) for _ in range(12)]
+    time.sleep(0.5)
+    # with broker 1 alone it has a majority
+    cluster.launch(2)
+    cluster.wait_ready(2)
+    assert len(idle) == 12
+    for conn in idle:
+        conn.close()
+    producer = Sequence(cluster, topic, through=2)
+    producer.put(5)
+    producer.all_there()

@@ -116,6 +116,9 @@ pub trait Rt {
 
     /// Begins to accept. Each core may listen on the same address (SO_REUSEPORT). Port 0 lets the system choose.
     fn listen(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)>;
+    /// The same for connections that do not count towards [`CoreConfig::conns_max`] and are accepted when it is
+    /// reached. Whoever listens bounds their number.
+    fn listen_beside(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)>;
     /// Accepts no more; connections stay.
     fn stop_listening(&mut self, listener: ListenerId);
     /// Ends in `Connected` or `Closed`.

@@ -67,6 +67,8 @@ pub(super) trait Blocks: Kernel {
 
 pub(super) struct Listener<K: Kernel> {
     pub socket: Socket,
+    /// Its connections count towards `conns_max`, and none is accepted when the core has so many.
+    pub counted: bool,
     /// Nothing is accepted before this.
     pub rest_until: Option<Mono>,
     pub own: K::Listener,
@@ -74,7 +76,7 @@ pub(super) struct Listener<K: Kernel> {
 
 impl<K: Kernel> Listener<K> {
     pub fn new(socket: Socket, own: K::Listener) -> Listener<K> {
-        Listener { socket, rest_until: None, own }
+        Listener { socket, counted: true, rest_until: None, own }
     }
 
     /// Does it rest after a failure?
@@ -88,7 +90,8 @@ impl<K: Kernel> Listener<K> {
 
 pub(super) struct Conn<K: Kernel> {
     pub socket: K::Socket,
-    pub accepted: bool,
+    /// Of a listener that counts.
+    pub counted: bool,
     pub connecting: bool,
     /// What the driver wants.
     pub want_bytes: bool,
@@ -105,7 +108,7 @@ impl<K: Kernel> Conn<K> {
     pub fn new(socket: K::Socket, own: K::Conn) -> Conn<K> {
         Conn {
             socket,
-            accepted: false,
+            counted: false,
             connecting: false,
             want_bytes: true,
             sending: None,
@@ -130,8 +133,8 @@ pub(super) struct Core<K: Kernel> {
     pub id: CoreId,
     pub disk: RealDisk<K::Transfers>,
     pub conns: Slots<Conn<K>>,
-    /// Of them, the accepted ones.
-    accepted: usize,
+    /// Of them, those that count towards `conns_max`.
+    counted: usize,
     conns_max: usize,
     pub listeners: Vec<Option<Listener<K>>>,
     /// Slots for which the kernel may not be doing what is wanted.
@@ -152,7 +155,7 @@ impl<K: Kernel> Core<K> {
             id: config.core,
             disk,
             conns: Slots::new(),
-            accepted: 0,
+            counted: 0,
             conns_max: config.conns_max,
             listeners: vec![],
             dirty: vec![],
@@ -194,9 +197,9 @@ impl<K: Kernel> Core<K> {
         self.conns.len() == 0 && self.disk.outstanding() == 0 && self.listeners.iter().all(Option::is_none)
     }
 
-    /// Accepts no more for now: the core has its full number.
+    /// Accepts no more for now, but at listeners that do not count: the core has its full number.
     pub fn is_full(&self) -> bool {
-        self.accepted >= self.conns_max
+        self.counted >= self.conns_max
     }
 
     pub fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> RtError + use<K> {
@@ -228,7 +231,7 @@ impl<K: Kernel> Core<K> {
                 Local::Closed(id) => {
                     let conn = self.conns.remove(id).expect("closed once");
                     assert_eq!(K::holds(&conn), 0, "{id:?} is closed with operations in the kernel");
-                    self.accepted -= usize::from(conn.accepted);
+                    self.counted -= usize::from(conn.counted);
                     let why = conn.closing.expect("only what is closing gets closed");
                     drop(conn);
                     driver.event(self, Event::Closed { conn: id, why });
@@ -253,8 +256,9 @@ impl<K: Kernel> Core<K> {
         peer: io::Result<SocketAddr>,
     ) {
         let Ok(peer) = machine::prepare(conn.socket.borrow()).and(peer) else { return };
-        let id = self.conns.insert(Conn { accepted: true, ..conn });
-        self.accepted += 1;
+        let counted = self.listeners[slot].as_ref().is_none_or(|listener| listener.counted);
+        let id = self.conns.insert(Conn { counted, ..conn });
+        self.counted += usize::from(counted);
         self.mark_dirty(id);
         driver.event(self, Event::Accepted { listener: ListenerId(slot as u16), conn: id, peer });
     }
@@ -350,6 +354,13 @@ impl<K: Kernel> Rt for Core<K> {
         let (socket, addr) = machine::listener(addr)?;
         self.listeners.push(Some(self.kernel.listen(socket, slot)?));
         Ok((ListenerId(slot as u16), addr))
+    }
+
+    fn listen_beside(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+        let (id, addr) = self.listen(addr)?;
+        let listener = self.listeners[usize::from(id.0)].as_mut().expect("just made");
+        listener.counted = false;
+        Ok((id, addr))
     }
 
     fn stop_listening(&mut self, listener: ListenerId) {

@@ -1147,6 +1147,10 @@ impl Rt for SimRt<'_> {
         Ok((id, addr))
     }
 
+    fn listen_beside(&mut self, addr: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+        self.listen(addr)
+    }
+
     fn stop_listening(&mut self, listener: ListenerId) {
         let core = self.core;
         self.inner.listeners.retain(|listening| (listening.core, listening.id) != (core, listener));

@@ -603,7 +603,7 @@ impl Core {
             listener.own.armed = false;
             listener.own.ops -= 1;
         }
-        let open = listener.own.open;
+        let (open, full) = (listener.own.open, full && listener.counted);
         if result < 0 {
             if ![libc::ECANCELED, libc::ECONNABORTED, libc::EINTR].contains(&-result) {
                 self.accept_failed(slot as usize);
@@ -706,7 +706,8 @@ impl Core {
         for (slot, entry) in self.listeners.iter_mut().enumerate() {
             let Some(listener) = entry else { continue };
             let slot = slot as u32;
-            let wanted = !listener.rests() && listener.own.open && !full;
+            let has_room = !full || !listener.counted;
+            let wanted = !listener.rests() && listener.own.open && has_room;
             if wanted && !listener.own.armed {
                 listener.own.armed = true;
                 listener.own.ops += 1;

@@ -337,7 +337,8 @@ impl Core {
                 } else if self.parked.len() < limits::PARKED_PRODUCES_MAX {
                     self.parked.push_back(parked);
                 } else {
-                    out.answers.push((ticket, Answer::Produced(Err(Refusal::Busy))));
+                    let refusal = self.or_not_led(to, Refusal::Busy);
+                    out.answers.push((ticket, Answer::Produced(Err(refusal))));
                 }
             }
             Ask::Read { from, offset, bytes_max, at_least_one, epoch, watch } => {
@@ -522,10 +523,17 @@ impl Core {
             }
         };
         if let Err(refusal) = done {
+            let refusal = self.or_not_led(parked.to, refusal);
             Counters::add(&self.stats.counters.produce_refused_total, 1);
             out.answers.push((parked.ticket, Answer::Produced(Err(refusal))));
         }
         None
+    }
+
+    /// The log of a broker that does not lead the partition may be full as well, and says nothing of the leader's: who
+    /// asks here is to go there.
+    fn or_not_led(&self, to: Route, refusal: Refusal) -> Refusal {
+        self.led(to, None).err().unwrap_or(refusal)
     }
 
     /// Checks the batch, gives it its offsets, and copies it into the open group. The answer comes with its commit.

@@ -59,12 +59,14 @@ impl Ctx<'_> {
     }
 
     /// Every broker and how this client reaches it: this one by the listener that it came through.
-    pub fn reachable(&self, here: &(String, u16)) -> Vec<(BrokerId, (String, u16))> {
+    pub fn reachable(&self, here: &(String, u16)) -> Vec<Reachable> {
         let me = self.settings.broker;
-        let mut all: Vec<_> =
-            self.brokers.iter().filter(|b| b.id != me).map(|b| (b.id, b.advertised.clone())).collect();
-        all.push((me, here.clone()));
-        all.sort();
+        let others = self.brokers.iter().filter(|broker| broker.id != me);
+        // the racks of others are not known here
+        let others = others.map(|other| Reachable { id: other.id, at: other.advertised.clone(), rack: None });
+        let mut all: Vec<_> = others.collect();
+        all.push(Reachable { id: me, at: here.clone(), rack: self.settings.rack.clone() });
+        all.sort_by_key(|broker| broker.id);
         all
     }
 
@@ -96,6 +98,18 @@ impl Ctx<'_> {
             [_, _, ..] => self.leader(META_SHARD).map(|(leader, _)| leader),
         }
     }
+
+    /// The same, in the words of an answer.
+    pub fn controller_id(&self) -> i32 {
+        self.controller().map_or(-1, |broker| broker.0)
+    }
+}
+
+/// How clients reach a broker.
+pub struct Reachable {
+    pub id: BrokerId,
+    pub at: (String, u16),
+    pub rack: Option<String>,
 }
 
 /// What an answer says where there is no offset.

@@ -1,5 +1,6 @@
 //! DescribeCluster: the brokers, for admin clients that have no use for topics.
 
+use super::ctx::Reachable;
 use super::messages;
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -44,9 +45,8 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     let answer = match asked.endpoint {
         BROKERS => {
-            let brokers = ctx.reachable(&request.advertised).into_iter().map(|(id, (host, port))| {
-                // the racks of others are not known here
-                let rack = ctx.settings.rack.clone().filter(|_| id == ctx.settings.broker);
+            let reachable = ctx.reachable(&request.advertised);
+            let brokers = reachable.into_iter().map(|Reachable { id, at: (host, port), rack }| {
                 DescribeClusterBroker::default()
                     .with_broker_id(BrokerId(id.0))
                     .with_host(StrBytes::from_string(host))
@@ -55,7 +55,7 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
             });
             let answer = answer
                 .with_cluster_id(StrBytes::from_string(ctx.settings.cluster_id.clone()))
-                .with_controller_id(BrokerId(ctx.controller().map_or(-1, |broker| broker.0)))
+                .with_controller_id(BrokerId(ctx.controller_id()))
                 .with_brokers(brokers.collect());
             if asked.operations {
                 answer.with_cluster_authorized_operations(messages::CLUSTER_OPERATIONS)

@@ -40,9 +40,9 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     let coordinator = ctx
         .controller()
-        .and_then(|leader| ctx.reachable(&request.advertised).into_iter().find(|(broker, _)| *broker == leader));
+        .and_then(|leader| ctx.reachable(&request.advertised).into_iter().find(|broker| broker.id == leader));
     let (code, why) = match (asked.kind, coordinator) {
-        (GROUP, Some((broker, at))) => return found(broker, at, request, asked.keys),
+        (GROUP, Some(broker)) => return found(broker.id, broker.at, request, asked.keys),
         (GROUP, None) => (Code::CoordinatorNotAvailable, "no broker leads the metadata now"),
         (TRANSACTION, _) => (Code::CoordinatorNotAvailable, "no coordinator is up"),
         (_, _) => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),

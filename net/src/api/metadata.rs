@@ -4,6 +4,7 @@
 //! shard, and where no leader is known nothing is guessed. Each broker has a copy of everything, and votes: all of them
 //! are replicas, and all are in sync, as far as no acknowledgement needs more than a majority (docs/adr/0005).
 
+use super::ctx::Reachable;
 use super::messages::{self, OPERATIONS_OMITTED, TOPIC_OPERATIONS};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -133,18 +134,16 @@ fn reply(
             wanted.iter().map(|wanted| one(ctx, version, operations, wanted, creating, not_made)).collect()
         }
     };
-    let brokers = ctx.reachable(advertised).into_iter().map(|(id, (host, port))| {
-        // the racks of others are not known here
-        let rack = ctx.settings.rack.clone().filter(|_| version >= 1 && id == ctx.settings.broker);
+    let brokers = ctx.reachable(advertised).into_iter().map(|Reachable { id, at: (host, port), rack }| {
         MetadataResponseBroker::default()
             .with_node_id(BrokerId(id.0))
             .with_host(StrBytes::from_string(host))
             .with_port(i32::from(port))
-            .with_rack(rack.map(StrBytes::from_string))
+            .with_rack(rack.filter(|_| version >= 1).map(StrBytes::from_string))
     });
     let mut answer = MetadataResponse::default()
         .with_brokers(brokers.collect())
-        .with_controller_id(BrokerId(ctx.controller().map_or(-1, |broker| broker.0)))
+        .with_controller_id(BrokerId(ctx.controller_id()))
         .with_topics(topics);
     if version >= 2 {
         answer = answer.with_cluster_id(Some(StrBytes::from_string(ctx.settings.cluster_id.clone())));

@@ -12,8 +12,9 @@ use crate::peer::{broker_of, raft_id};
 use bytes::Bytes;
 use camus_engine::rt::{ConnId, ListenerId, Rt};
 use camus_engine::shard::api::Ticket;
-use camus_engine::types::{BrokerId, CoreId, Lsn, META_SHARD, Mono};
+use camus_engine::types::{BrokerId, CoreId, Lsn, META_SHARD, Mono, ShardId};
 use camus_meta::{Command, Decided, Refused, decode_decided, encode_decided};
+use std::sync::Arc;
 
 /// The links of this core, if there are other brokers.
 pub(super) fn hub(broker: &Broker, me: CoreId) -> Option<Hub> {
@@ -29,6 +30,7 @@ pub(super) fn hub(broker: &Broker, me: CoreId) -> Option<Hub> {
         core: me,
         cluster_id: broker.settings.cluster_id.clone(),
         brokers: ids,
+        roll: Arc::clone(broker.roll.as_ref().expect("a broker of a cluster knows its directory")),
     };
     Some(Hub::new(me, &broker.brokers))
 }
@@ -42,6 +44,33 @@ impl Node {
         if let Err(error) = hub.listen(rt, addr) {
             self.report.can_not_listen(peer_addr(addr, self.me), &error);
             self.failed = true;
+        }
+    }
+
+    /// Its directory is not the one that the others know. It ends: nothing that it does counts.
+    pub(super) fn look_at_roll(&mut self) {
+        if let Some((by, known)) = self.broker.roll.as_ref().and_then(|roll| roll.kept_out()) {
+            self.report.kept_out(by, known);
+            self.failed = true;
+        }
+    }
+
+    /// Without a majority nobody is elected, and nothing else says so: it waits and refuses.
+    pub(super) fn look_at_leaders(&mut self, now: Mono) {
+        if self.hub.is_none() {
+            return;
+        }
+        let shards = &self.broker.shards;
+        let mut mine = (0..shards.len() as u32).map(ShardId).filter(|shard| shards.core(*shard) == self.me);
+        if mine.all(|shard| shards.leader(shard).is_some()) {
+            self.leaderless_since = None;
+        } else {
+            self.leaderless_since.get_or_insert(now);
+        }
+        let is = self.leaderless_since.is_some_and(|since| now.since(since) > limits::LEADERLESS_AFTER);
+        if is != self.leaderless {
+            self.leaderless = is;
+            self.report.leaderless(is);
         }
     }
 
@@ -109,12 +138,11 @@ impl Node {
         if self.hub.is_none() || leads || ticket.core == COORDINATOR || ticket.core == FORWARDED && !self.is_elected() {
             return false;
         }
-        let bytes = command.encode();
-        let len = bytes.len();
-        if len > limits::PEER_COMMAND_BYTES_MAX {
+        let bytes = Bytes::from(command.encode());
+        if bytes.len() > limits::PEER_COMMAND_BYTES_MAX {
             return false;
         }
-        self.pass_on(now, ticket, bytes.into()) || self.forwards.hold(now, ticket, command.clone(), len)
+        self.pass_on(now, ticket, bytes.clone()) || self.forwards.hold(now, ticket, command.clone(), bytes)
     }
 
     /// This broker is to lead the meta shard, and perhaps does not serve it yet.
@@ -147,7 +175,7 @@ impl Node {
                 self.propose(rt, held.ticket, &held.command);
             } else if now >= held.until || held.ticket.core == FORWARDED && !self.is_elected() {
                 self.decide(rt, 0, held.ticket, Err(Refused::NoLeader));
-            } else if !self.pass_on(now, held.ticket, held.command.encode().into()) {
+            } else if !self.pass_on(now, held.ticket, held.bytes.clone()) {
                 return self.forwards.hold_on(held);
             }
         }

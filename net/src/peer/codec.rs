@@ -12,6 +12,7 @@
 //! Numbers here never change their meaning within a [`PROTOCOL_VERSION`].
 
 use super::hello::Hello;
+use super::roll::DirectoryId;
 use crate::frame::FrameCutter;
 use crate::limits::{
     FRAME_BYTES_MIN, PEER_COMMAND_BYTES_MAX, PEER_CONTEXT_BYTES_MAX, PEER_ENTRIES_MAX, PEER_FRAME_BYTES_MAX,
@@ -26,7 +27,7 @@ use camus_engine::types::{
 use camus_engine::wal::{RecordHead, RecordKind};
 
 /// What both ends of a link must speak. Said in the first frame; a change of anything below is another number.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Of a cluster's id in a hello.
 const CLUSTER_ID_BYTES_MAX: usize = 64;
@@ -271,6 +272,8 @@ fn put_hello(w: &mut BytesMut, hello: &Hello) {
     w.put_slice(hello.cluster_id.as_bytes());
     w.put_u8(hello.brokers.len() as u8);
     hello.brokers.iter().for_each(|broker| w.put_i32_le(broker.0));
+    w.put_slice(hello.directory.bytes());
+    w.put_slice(hello.yours.bytes());
 }
 
 fn read_hello(r: &mut Fields<'_>) -> Option<Hello> {
@@ -285,7 +288,8 @@ fn read_hello(r: &mut Fields<'_>) -> Option<Hello> {
         return None;
     }
     let brokers = (0..count).map(|_| r.i32().map(BrokerId)).collect::<Option<_>>()?;
-    Some(Hello { magic, version, from, to, cores, core, cluster_id, brokers })
+    let (directory, yours) = (DirectoryId::from_bytes(r.array()?), DirectoryId::from_bytes(r.array()?));
+    Some(Hello { magic, version, from, to, cores, core, cluster_id, brokers, directory, yours })
 }
 
 fn put_message(w: &mut BytesMut, to: &ToPeer) {
@@ -495,11 +499,13 @@ mod tests {
     fn any_frame() -> impl Strategy<Value = Frame> {
         let bytes = || vec(any::<u8>(), 0..200).prop_map(Bytes::from);
         let ids = vec(any::<i32>().prop_map(BrokerId), 0..=BROKERS_MAX);
-        let hello = (any::<(u64, u16, i32, i32, u16, u16)>(), "[a-zA-Z0-9_-]{0,22}", ids);
+        let directories = any::<(u128, u128)>();
+        let hello = (any::<(u64, u16, i32, i32, u16, u16)>(), "[a-zA-Z0-9_-]{0,22}", ids, directories);
         prop_oneof![
-            hello.prop_map(|((magic, version, from, to, cores, core), cluster_id, brokers)| {
+            hello.prop_map(|((magic, version, from, to, cores, core), cluster_id, brokers, (own, other))| {
                 let (from, to) = (BrokerId(from), BrokerId(to));
-                Frame::Hello(Hello { magic, version, from, to, cores, core, cluster_id, brokers })
+                let [directory, yours] = [own, other].map(|id| DirectoryId::from_bytes(id.to_le_bytes()));
+                Frame::Hello(Hello { magic, version, from, to, cores, core, cluster_id, brokers, directory, yours })
             }),
             any::<u64>().prop_map(Frame::Ping),
             any::<u64>().prop_map(Frame::Pong),
@@ -579,15 +585,18 @@ mod tests {
     fn the_bytes_of_a_hello_never_change() {
         let hello = Hello {
             magic: MAGIC,
-            version: 1,
+            version: 2,
             from: BrokerId(1),
             to: BrokerId(2),
             cores: 3,
             core: 4,
             cluster_id: "ab".to_owned(),
             brokers: vec![BrokerId(1), BrokerId(2)],
+            directory: DirectoryId::from_bytes([0xaa; 16]),
+            yours: DirectoryId::from_bytes([0xbb; 16]),
         };
         let hex: String = stream(&[Frame::Hello(hello)])[8..].iter().map(|b| format!("{b:02x}")).collect();
-        assert_eq!(hex, "0143414d55535045520100010000000200000003000400026162020100000002000000");
+        let told = "0143414d55535045520200010000000200000003000400026162020100000002000000";
+        assert_eq!(hex, [told, &"aa".repeat(16), &"bb".repeat(16)].concat());
     }
 }

@@ -5,6 +5,7 @@
 //! that nobody knows (the client asks again, and finds out).
 
 use crate::limits;
+use bytes::Bytes;
 use camus_engine::shard::api::Ticket;
 use camus_engine::types::{BrokerId, Mono};
 use camus_meta::{Command, Decided, Refused};
@@ -24,8 +25,9 @@ struct Waiting {
 pub struct Held {
     pub ticket: Ticket,
     pub command: Command,
+    /// The same, as it is passed on.
+    pub bytes: Bytes,
     pub until: Mono,
-    bytes: usize,
 }
 
 /// Lives on core 0, beside the meta shard's host.
@@ -58,27 +60,27 @@ impl Forwards {
         number
     }
 
-    /// Keeps a command of so many bytes until somebody leads. False if too many wait already.
-    pub fn hold(&mut self, now: Mono, ticket: Ticket, command: Command, bytes: usize) -> bool {
+    /// Keeps a command, and the bytes that it is passed on as, until somebody leads. False if too many wait already.
+    pub fn hold(&mut self, now: Mono, ticket: Ticket, command: Command, bytes: Bytes) -> bool {
         let is_full = self.held.len() >= limits::FORWARDS_HELD_MAX;
-        if is_full || self.held_bytes + bytes > limits::FORWARDS_HELD_BYTES_MAX {
+        if is_full || self.held_bytes + bytes.len() > limits::FORWARDS_HELD_BYTES_MAX {
             return false;
         }
-        self.held_bytes += bytes;
-        self.held.push_back(Held { ticket, command, until: now + limits::FORWARD_HELD_MAX, bytes });
+        self.held_bytes += bytes.len();
+        self.held.push_back(Held { ticket, command, bytes, until: now + limits::FORWARD_HELD_MAX });
         true
     }
 
     /// The first of those that wait, to be tried again; [`Self::hold_on`] if it is to wait on.
     pub fn next_held(&mut self) -> Option<Held> {
         let held = self.held.pop_front()?;
-        self.held_bytes -= held.bytes;
+        self.held_bytes -= held.bytes.len();
         Some(held)
     }
 
     /// It is the first again.
     pub fn hold_on(&mut self, held: Held) {
-        self.held_bytes += held.bytes;
+        self.held_bytes += held.bytes.len();
         self.held.push_front(held);
     }
 
@@ -138,10 +140,11 @@ mod tests {
         let mut forwards = Forwards::new(0);
         let command = || Command::TakeProducerIds { count: 1 };
         assert!(forwards.next_held().is_none());
+        let of = |bytes: usize| Bytes::from(vec![0; bytes]);
         let half = limits::FORWARDS_HELD_BYTES_MAX / 2;
-        assert!(forwards.hold(Mono(1), ticket(0), command(), half));
-        assert!(forwards.hold(Mono(2), ticket(1), command(), half));
-        assert!(!forwards.hold(Mono(2), ticket(2), command(), 1), "they have their bytes");
+        assert!(forwards.hold(Mono(1), ticket(0), command(), of(half)));
+        assert!(forwards.hold(Mono(2), ticket(1), command(), of(half)));
+        assert!(!forwards.hold(Mono(2), ticket(2), command(), of(1)), "they have their bytes");
         assert_eq!(forwards.deadline(), Some(Mono(1) + limits::FORWARD_HELD_MAX));
         let first = forwards.next_held().expect("two wait");
         assert_eq!(first.ticket, ticket(0));
@@ -149,7 +152,7 @@ mod tests {
         let all: Vec<Ticket> = std::iter::from_fn(|| forwards.next_held()).map(|held| held.ticket).collect();
         assert_eq!((all, forwards.held_bytes), (vec![ticket(0), ticket(1)], 0));
         let many =
-            (0..2 * limits::FORWARDS_HELD_MAX as u64).filter(|n| forwards.hold(Mono(1), ticket(*n), command(), 2));
+            (0..2 * limits::FORWARDS_HELD_MAX as u64).filter(|n| forwards.hold(Mono(1), ticket(*n), command(), of(2)));
         assert_eq!(many.count(), limits::FORWARDS_HELD_MAX);
     }
 

@@ -91,9 +91,11 @@ impl Guest {
         let out_of_place = Err(Fault::OutOfPlace { kind: frame.kind() });
         let Some(from) = self.from else {
             let Frame::Hello(theirs) = frame else { return out_of_place };
-            // It is told who this is in any case, so that it can say in its log what does not fit.
+            let fits = me.check(&theirs, None);
+            // It is told who this is in any case, so that it can say in its log what does not fit; and whom this broker
+            // remembers it as.
             self.hello = Some(Frame::Hello(me.hello(theirs.from)));
-            match me.check(&theirs, None) {
+            match fits {
                 Ok(()) => self.from = Some(theirs.from),
                 Err(why) => {
                     tracing::warn!(core = me.core.0, "a broker that connected is refused: {why}");
@@ -179,6 +181,31 @@ mod tests {
             assert_eq!(guest.next(Mono(1)), Some(Reply::Close));
             assert_eq!(guest.next(Mono(1)), None, "once");
         }
+    }
+
+    /// A broker that lost its disk would vote again, for somebody else.
+    #[test]
+    fn a_broker_that_comes_with_another_directory_is_told_and_not_taken() {
+        let ours = me(1);
+        let (mut guest, mut arrived) = (Guest::new(Mono(1)), Vec::new());
+        guest.received(Mono(1), &hello(), &ours, &mut arrived);
+        assert_eq!(guest.from(), Some(BrokerId(2)));
+        let reply = |guest: &mut Guest| match guest.next(Mono(1)) {
+            Some(Reply::Send(parts)) => parts.concat(),
+            other => panic!("{other:?}"),
+        };
+        let first = me(2);
+        let Frame::Hello(theirs) = Frame::decode(&reply(&mut guest).split_off(4).into()).unwrap() else { panic!() };
+        assert_eq!(theirs.yours, first.roll.own(), "it hears that it is remembered");
+        let mut new = first.hello(BrokerId(1));
+        new.directory = me(3).roll.own();
+        let mut guest = Guest::new(Mono(1));
+        guest.received(Mono(1), &bytes(&Frame::Hello(new)), &ours, &mut arrived);
+        assert_eq!(guest.from(), None);
+        let Frame::Hello(theirs) = Frame::decode(&reply(&mut guest).split_off(4).into()).unwrap() else { panic!() };
+        assert_eq!(theirs.yours, first.roll.own(), "it hears whom it is taken for");
+        guest.sent();
+        assert_eq!((guest.next(Mono(1)), arrived.len()), (Some(Reply::Close), 0));
     }
 
     /// One broker would vote in the name of another.

@@ -4,7 +4,9 @@
 //! the two, so both say in their logs what it is.
 
 use super::codec::PROTOCOL_VERSION;
+use super::roll::{DirectoryId, Roll, Said};
 use camus_engine::types::{BrokerId, CoreId};
+use std::sync::Arc;
 
 /// The first bytes of a hello: another program's are others.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CAMUSPER");
@@ -24,6 +26,10 @@ pub struct Hello {
     pub cluster_id: String,
     /// All brokers of the cluster, in order: they vote.
     pub brokers: Vec<BrokerId>,
+    /// The sender's.
+    pub directory: DirectoryId,
+    /// The receiver's as far as the sender remembers one.
+    pub yours: DirectoryId,
 }
 
 /// Why two brokers do not talk.
@@ -47,6 +53,18 @@ pub enum Mismatch {
     Cores { theirs: u16, ours: u16 },
     #[error("its core {theirs} talks to core {ours}: each core has the port after that of the core before it")]
     Core { theirs: u16, ours: u16 },
+    #[error(
+        "it came with the data directory {theirs}, and had {known}: its disk was lost or replaced, and with it what it \
+         had acknowledged. It is kept out; the others go on without it (docs/operate.md)"
+    )]
+    Directory { theirs: DirectoryId, known: DirectoryId },
+    #[error(
+        "it remembers the data directory {known} of this broker, which has {ours}: the disk was lost or replaced, or \
+         another directory is configured here (docs/operate.md)"
+    )]
+    Replaced { ours: DirectoryId, known: DirectoryId },
+    #[error("which data directory it has can not be noted: {why}")]
+    NotKept { why: String },
 }
 
 /// What one core says of itself; the same to all but for whom it talks to.
@@ -57,6 +75,8 @@ pub struct Me {
     pub core: CoreId,
     pub cluster_id: String,
     pub brokers: Vec<BrokerId>,
+    /// Of all cores of this broker.
+    pub roll: Arc<Roll>,
 }
 
 impl Me {
@@ -70,10 +90,13 @@ impl Me {
             core: self.core.0,
             cluster_id: self.cluster_id.clone(),
             brokers: self.brokers.clone(),
+            directory: self.roll.own(),
+            yours: self.roll.of(to),
         }
     }
 
-    /// Whether whoever says this may be at the other end. `expected`: who was connected to, if it was this end's doing.
+    /// Whether whoever says this may be at the other end. If so, its directory is remembered from now on. `expected`:
+    /// who was connected to, if it was this end's doing.
     pub fn check(&self, theirs: &Hello, expected: Option<BrokerId>) -> Result<(), Mismatch> {
         if theirs.magic != MAGIC {
             return Err(Mismatch::Magic { magic: theirs.magic });
@@ -103,12 +126,13 @@ impl Me {
         if theirs.core != self.core.0 {
             return Err(Mismatch::Core { theirs: theirs.core, ours: self.core.0 });
         }
-        Ok(())
+        self.roll.meet(theirs.from, Said { theirs: theirs.directory, yours: theirs.yours })
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::roll::tests::{Kept, id, roll};
     use super::*;
 
     pub fn me(broker: i32) -> Me {
@@ -118,6 +142,7 @@ pub(super) mod tests {
             core: CoreId(1),
             cluster_id: "c".to_owned(),
             brokers: [1, 2, 3].map(BrokerId).to_vec(),
+            roll: Arc::new(roll(broker, id(broker as u8), &Kept::default())),
         }
     }
 
@@ -143,7 +168,21 @@ pub(super) mod tests {
         assert!(matches!(bad(|h| h.to = BrokerId(3)), Mismatch::Receiver { .. }));
         assert!(matches!(bad(|h| h.cores = 1), Mismatch::Cores { .. }));
         assert!(matches!(bad(|h| h.core = 0), Mismatch::Core { .. }));
+        assert!(matches!(bad(|h| h.directory = id(9)), Mismatch::Directory { .. }));
+        assert!(matches!(bad(|h| h.yours = id(9)), Mismatch::Replaced { .. }));
         let said = bad(|h| h.cores = 1).to_string();
         assert!(said.contains("camus.cores"), "{said}");
+    }
+
+    /// A broker of another cluster, or on a wrong port, would take the place of the one that is to come.
+    #[test]
+    fn nobody_is_remembered_who_does_not_fit() {
+        let ours = me(1);
+        let good = me(2).hello(BrokerId(1));
+        let other = Hello { cluster_id: "another".to_owned(), ..good.clone() };
+        assert!(ours.check(&other, None).is_err());
+        assert_eq!(ours.hello(BrokerId(2)).yours, DirectoryId::NONE);
+        assert_eq!(ours.check(&good, None), Ok(()));
+        assert_eq!(ours.hello(BrokerId(2)).yours, id(2), "and it is told so");
     }
 }

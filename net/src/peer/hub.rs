@@ -55,7 +55,8 @@ impl Hub {
 
     /// From now on others may connect.
     pub fn listen(&mut self, rt: &mut dyn Rt, addr: SocketAddr) -> io::Result<()> {
-        let (id, _) = rt.listen(peer_addr(addr, self.me.core))?;
+        // However many clients there are: a cluster that they cut would serve nobody.
+        let (id, _) = rt.listen_beside(peer_addr(addr, self.me.core))?;
         self.listener = Some(id);
         Ok(())
     }
@@ -76,13 +77,14 @@ impl Hub {
         true
     }
 
-    fn link_of(&mut self, conn: ConnId) -> Option<&mut Link> {
-        self.links.values_mut().find(|link| link.conn() == Some(conn))
+    /// The link that has made this connection. Also where other fields are in use.
+    fn link_of(links: &mut BTreeMap<BrokerId, Link>, conn: ConnId) -> Option<(BrokerId, &mut Link)> {
+        links.iter_mut().map(|(broker, link)| (*broker, link)).find(|(_, link)| link.conn() == Some(conn))
     }
 
     pub fn connected(&mut self, now: Mono, conn: ConnId) {
-        let link = self.links.values_mut().find(|link| link.conn() == Some(conn));
-        link.expect("nobody else connects").connected(now, &self.me);
+        let (_, link) = Self::link_of(&mut self.links, conn).expect("nobody else connects");
+        link.connected(now, &self.me);
     }
 
     /// Whether the bytes were on a connection of ours. What they say is in [`Self::take_arrived`].
@@ -102,13 +104,8 @@ impl Hub {
             }
             return true;
         }
-        match self.links.values_mut().find(|link| link.conn() == Some(conn)) {
-            Some(link) => {
-                link.received(now, bytes, &self.me);
-                true
-            }
-            None => false,
-        }
+        let link = Self::link_of(&mut self.links, conn);
+        link.map(|(_, link)| link.received(now, bytes, &self.me)).is_some()
     }
 
     pub fn sent(&mut self, conn: ConnId) -> bool {
@@ -116,7 +113,7 @@ impl Hub {
             guest.sent();
             return true;
         }
-        self.link_of(conn).map(Link::sent).is_some()
+        Self::link_of(&mut self.links, conn).map(|(_, link)| link.sent()).is_some()
     }
 
     pub fn closed(&mut self, rt: &mut dyn Rt, conn: ConnId) -> bool {
@@ -124,11 +121,9 @@ impl Hub {
             return true;
         }
         let (now, random) = (rt.now(), rt.random());
-        let Some((broker, link)) = self.links.iter_mut().find(|(_, link)| link.conn() == Some(conn)) else {
-            return false;
-        };
+        let Some((broker, link)) = Self::link_of(&mut self.links, conn) else { return false };
         if link.closed(now, random) {
-            self.lost.push(*broker);
+            self.lost.push(broker);
         }
         true
     }
@@ -137,14 +132,19 @@ impl Hub {
         self.links.get(&to).is_some_and(Link::is_up)
     }
 
-    /// False if it is lost: any frame may be.
+    /// False if it is lost: any frame may be, and all are until this broker takes part.
     pub fn post(&mut self, to: BrokerId, frame: &Frame) -> bool {
-        !self.is_shut && self.links.get_mut(&to).is_some_and(|link| link.post(frame))
+        self.takes_part() && self.links.get_mut(&to).is_some_and(|link| link.post(frame))
     }
 
     pub fn take_arrived(&mut self) -> Vec<(BrokerId, Frame)> {
         let arrived = std::mem::take(&mut self.arrived);
-        if self.is_shut { Vec::new() } else { arrived }
+        if self.takes_part() { arrived } else { Vec::new() }
+    }
+
+    /// What others say counts here, and the other way round.
+    fn takes_part(&self) -> bool {
+        !self.is_shut && self.me.roll.is_formed()
     }
 
     pub fn take_lost(&mut self) -> Vec<BrokerId> {

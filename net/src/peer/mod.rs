@@ -6,7 +6,7 @@
 //!
 //! Files: `codec.rs` the frames; `hello.rs` who is at the other end, and whether it may be; `link.rs` one outgoing
 //! connection: when to connect, what to send, when to give up; `guest.rs` one incoming one; `hub.rs` all of one core,
-//! joined to its shell; `forward.rs` the commands that were passed on.
+//! joined to its shell; `forward.rs` the commands that were passed on; `roll.rs` which data directory each broker has.
 
 pub mod codec;
 pub mod forward;
@@ -14,6 +14,7 @@ pub mod guest;
 pub mod hello;
 pub mod hub;
 pub mod link;
+pub mod roll;
 
 use camus_engine::types::BrokerId;
 

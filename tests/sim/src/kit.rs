@@ -6,7 +6,7 @@
 
 use crate::runner::last_panic;
 use camus_engine::io::buf::ChunkPool;
-use camus_engine::io::sim::{Crash, Damage};
+use camus_engine::io::sim::{Crash, Damage, SimDisk};
 use camus_engine::limits::{SHARDS_PER_CORE, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES, WAL_SPARE_SEGMENTS_MAX};
 use camus_engine::rt::mesh::mesh;
 use camus_engine::rt::rng::Rng;
@@ -21,6 +21,7 @@ use camus_meta::groups::GroupSettings;
 use camus_net::api::Settings;
 use camus_net::meta_host::MetaHost;
 use camus_net::node::{Broker, Listener, Member, Node, Report};
+use camus_net::peer::roll::{DirectoryId, InMemory, Roll};
 use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -69,6 +70,8 @@ pub struct Said {
     pub disk_hangs: bool,
     /// Cores that were told to stop.
     pub stopping: usize,
+    /// The others know the broker by another data directory.
+    pub kept_out: bool,
     /// A core met what can not be, and says what.
     pub panicked: Option<String>,
 }
@@ -89,6 +92,9 @@ impl Report for Reporter {
     }
     fn stopping(&self) {
         self.0.borrow_mut().stopping += 1;
+    }
+    fn kept_out(&self, _: BrokerId, _: DirectoryId) {
+        self.0.borrow_mut().kept_out = true;
     }
     fn can_not_listen(&self, addr: SocketAddr, error: &io::Error) {
         panic!("{addr}: {error}");
@@ -188,6 +194,8 @@ pub struct SimBroker {
     pub said: Rc<RefCell<Said>>,
     pub broker: Arc<Broker>,
     pub stats: Vec<Arc<CoreStats>>,
+    /// Of its data directory, and what it keeps there of the others.
+    pub directory: (DirectoryId, InMemory),
     /// Its panics are its end, and not the simulation's.
     pub is_guarded: bool,
 }
@@ -229,8 +237,9 @@ impl Cluster {
                     world.set_uptime(host, uptime);
                 }
                 let cores = (0..shape.cores).map(|_| world.add_core_on(host)).collect();
-                let broker = Arc::new(broker(&shape, n));
-                SimBroker { host, cores, said: Rc::default(), broker, stats: vec![], is_guarded: false }
+                let directory = (directory_id(n, 0), InMemory::default());
+                let broker = Arc::new(broker(&shape, n, &directory));
+                SimBroker { host, cores, said: Rc::default(), broker, stats: vec![], directory, is_guarded: false }
             })
             .collect();
         Cluster { world, brokers, shape, wrap: |node| Box::new(node) }
@@ -249,7 +258,7 @@ impl Cluster {
         let shape = self.shape;
         let SimBroker { cores, is_guarded, .. } = &self.brokers[n];
         let (cores, is_guarded) = (cores.clone(), *is_guarded);
-        let broker = Arc::new(broker(&shape, n));
+        let broker = Arc::new(broker(&shape, n, &self.brokers[n].directory));
         let said: Rc<RefCell<Said>> = Rc::default();
         let stats: Vec<Arc<CoreStats>> = (0..shape.cores).map(|_| Arc::default()).collect();
         self.brokers[n].said = Rc::clone(&said);
@@ -295,6 +304,16 @@ impl Cluster {
         for core in self.brokers[n].cores.clone() {
             self.world.crash(core, crash);
         }
+    }
+
+    /// Its machine gets new disks: the broker does not run, and has a directory that nobody knows and that holds
+    /// nothing.
+    pub fn lose_disks(&mut self, n: usize, lost_before: u8) {
+        self.crash(n, Crash::Process);
+        for core in self.brokers[n].cores.clone() {
+            self.world.disk(core).bring_back(&SimDisk::new(0).image());
+        }
+        self.brokers[n].directory = (directory_id(n, lost_before + 1), InMemory::default());
     }
 
     /// As a signal would: what runs is finished, within the time that a broker gives itself. Whether it ended.
@@ -459,7 +478,17 @@ fn members(shape: &Shape) -> Vec<Member> {
     (0..shape.brokers).map(member).collect()
 }
 
-fn broker(shape: &Shape, n: usize) -> Broker {
+/// Of the data directory that this broker has after it has lost so many.
+fn directory_id(n: usize, lost: u8) -> DirectoryId {
+    DirectoryId::from_bytes([[1 + n as u8; 8], [lost; 8]].concat().try_into().expect("16 bytes"))
+}
+
+fn roll(shape: &Shape, n: usize, (own, kept): &(DirectoryId, InMemory)) -> Roll {
+    let others = (0..shape.brokers).filter(|other| *other != n).map(broker_id).collect();
+    Roll::new(*own, others, kept.known(), Box::new(kept.clone()))
+}
+
+fn broker(shape: &Shape, n: usize, directory: &(DirectoryId, InMemory)) -> Broker {
     let data = (0..SHARDS_PER_CORE).flat_map(|_| (0..shape.cores).map(|core| CoreId(core as u16)));
     let table = ShardTable::new(std::iter::once(CoreId(0)).chain(data).collect());
     Broker {
@@ -482,6 +511,7 @@ fn broker(shape: &Shape, n: usize) -> Broker {
         listeners: vec![Listener { addr: addr(n), advertised: (ip(n).to_string(), PORT) }],
         brokers: members(shape),
         peer_listen: shape.is_cluster().then(|| peer_addr(n)),
+        roll: shape.is_cluster().then(|| Arc::new(roll(shape, n, directory))),
         stopping: AtomicBool::new(false),
         drained: AtomicUsize::new(0),
         clients_bytes_max: shape.clients_bytes_max,

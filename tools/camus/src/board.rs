@@ -42,6 +42,7 @@ pub struct CoreBoard {
     phase: AtomicU8,
     disk: AtomicU8,
     disk_hangs: AtomicBool,
+    leaderless: AtomicBool,
     /// It leads its shards: what it may still wait for is other cores.
     leads: AtomicBool,
 }
@@ -72,6 +73,11 @@ impl CoreBoard {
     /// The log waits for the disk and has for seconds.
     pub fn set_disk_hangs(&self, hangs: bool) {
         self.disk_hangs.store(hangs, Ordering::Release);
+    }
+
+    /// A shard has had no leader for seconds.
+    pub fn set_leaderless(&self, is: bool) {
+        self.leaderless.store(is, Ordering::Release);
     }
 
     pub fn disk(&self) -> DiskState {
@@ -106,6 +112,7 @@ impl Board {
             phase: AtomicU8::new(Phase::Starting as u8),
             disk: AtomicU8::new(DiskState::Writable as u8),
             disk_hangs: AtomicBool::new(false),
+            leaderless: AtomicBool::new(false),
             leads: AtomicBool::new(false),
         };
         Board { cores: (0..cores).map(|_| core()).collect(), budgets, stopping: AtomicBool::new(false) }
@@ -128,6 +135,9 @@ impl Board {
                 Phase::Starting => because("starting", "the core's thread does not run yet"),
                 Phase::Recovering => because("recovering", "the core reads its write-ahead log"),
                 Phase::Electing => because("no_leader", "not all shards of the core have a leader that serves"),
+                Phase::Serving if core.leaderless.load(Ordering::Acquire) => {
+                    because("no_leader", "a shard has had no leader for seconds: no majority of the brokers is there")
+                }
                 Phase::Serving => {}
                 Phase::Stopping => because("core_stopping", "the core finishes what is in flight"),
                 Phase::Ended => because("core_ended", "the core's thread has ended"),
@@ -167,6 +177,10 @@ mod tests {
         board.cores[1].set_disk_hangs(true);
         assert_eq!(codes(&board), [(Some(1), "disk_hangs")]);
         board.cores[1].set_disk_hangs(false);
+        board.cores[0].set_leaderless(true);
+        assert_eq!(codes(&board), [(Some(0), "no_leader")], "a broker that has lost its majority");
+        board.cores[0].set_leaderless(false);
+        assert_eq!(codes(&board), []);
         board.set_stopping();
         assert_eq!(codes(&board), [(None, "stopping")]);
     }

@@ -23,6 +23,7 @@ use camus_net::meta_host::MetaHost;
 use camus_net::node::{Broker, Listener, Msg, Node, Report};
 use camus_net::peer::hub::peer_addr;
 use camus_net::peer::raft_id;
+use camus_net::peer::roll::DirectoryId;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::cell::Cell;
 use std::io;
@@ -142,8 +143,11 @@ pub fn start(plan: &Plan, board: &Arc<Board>, shutdown: &Arc<Shutdown>) -> Resul
     let mut waited = Duration::ZERO;
     while !running.are_serving() {
         waited += LOOK_EVERY;
-        if waited == WAITS_AFTER && !plan.members.is_empty() {
-            tracing::info!("waiting for the other brokers: clients are let in when a majority is there");
+        if waited == WAITS_AFTER
+            && let Some(roll) = &plan.roll
+        {
+            let until = if roll.is_formed() { "a majority is there" } else { "all of them have been there once" };
+            tracing::info!("waiting for the other brokers: clients are let in when {until}");
         }
         if waited > NO_ROOM_AFTER
             && let Some(core) = running.board.cores.iter().position(|c| c.disk() == DiskState::NoSpace && !c.leads())
@@ -173,7 +177,8 @@ fn connections_max(plan: &Plan) -> usize {
         }
     };
     let (cores, asked) = (plan.cores.len(), plan.connections_max);
-    let possible = process::connections_max(descriptors, cores, plan.listeners.len());
+    let others = plan.members.len().saturating_sub(1);
+    let possible = process::connections_max(descriptors, cores, plan.listeners.len(), others);
     if possible < asked {
         tracing::warn!(
             "{descriptors} descriptors are allowed: each core takes {possible} connections, not {asked}; raise \
@@ -223,6 +228,7 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
         frame_bytes_max: limits::FRAME_BYTES_MAX.min(plan.budgets.clients_bytes / 2),
         brokers: plan.members.clone(),
         peer_listen: plan.peer_listen,
+        roll: plan.roll.clone(),
     }
 }
 
@@ -425,6 +431,18 @@ impl Report for Said {
         }
     }
 
+    fn leaderless(&self, is: bool) {
+        self.board.cores[self.core.0 as usize].set_leaderless(is);
+        if is {
+            tracing::warn!(
+                core = self.core.0,
+                "a shard has had no leader for seconds: is a majority of brokers there?"
+            );
+        } else {
+            tracing::info!(core = self.core.0, "all shards have a leader again");
+        }
+    }
+
     fn stopping(&self) {
         self.phase(Phase::Stopping);
     }
@@ -433,6 +451,13 @@ impl Report for Said {
         let of_clients = self.broker.listeners.iter().any(|listener| listener.addr == addr);
         let setting = if of_clients { "listeners" } else { "camus.peer.listen" };
         self.shutdown.ask(Why::Failed(errors::listen(setting, &addr.to_string(), error)));
+    }
+
+    fn kept_out(&self, by: BrokerId, known: DirectoryId) {
+        let me = self.broker.settings.broker.0;
+        let own = self.broker.roll.as_ref().map_or(DirectoryId::NONE, |roll| roll.own()).to_string();
+        let error = errors::disk_replaced(&self.data_dir, me, &own, by.0, &known.to_string());
+        self.shutdown.ask(Why::Failed(error));
     }
 
     fn fatal(&self, error: &WalError) {

@@ -1,11 +1,13 @@
 //! The data directory: whose it is, and that one process has it at a time.
 //!
-//! `camus.toml` its identity, written once; `lock` who has it; `core-N/` the write-ahead log of core N, `core-N.begun`
-//! that there is one: without it, a log that somebody removed would look like one that never was. The operating
-//! system's lock is on the directory itself, which nobody removes by hand while a broker runs, and on `lock`.
+//! `camus.toml` its identity, written once; `brokers.toml` in a cluster those of the others; `lock` who has it;
+//! `core-N/` the write-ahead log of core N, `core-N.begun` that there is one: without it, a log that somebody removed
+//! would look like one that never was. The operating system's lock is on the directory itself, which nobody removes by
+//! hand while a broker runs, and on `lock`.
 
 use crate::errors::{self, UserError};
 use camus_engine::types::CoreId;
+use camus_net::peer::roll::DirectoryId;
 use rustix::fs::{Access, AtFlags, FlockOperation, Mode, OFlags, flock};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -20,8 +22,9 @@ const LOCK_FREE_AFTER: Duration = Duration::from_secs(5);
 const LOCK_LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Format of the directory of a broker that is alone. A newer one than [`FORMAT_CLUSTER`] is refused.
 const FORMAT: i64 = 1;
-/// Of a broker of a cluster: it names the brokers. Who does not read that would acknowledge alone what others vote on.
-const FORMAT_CLUSTER: i64 = 2;
+/// Of a broker of a cluster: it names the brokers, and has an id of its own. Who does not read that would acknowledge
+/// alone what others vote on. (2 was the same without the id, before there was a release.)
+const FORMAT_CLUSTER: i64 = 3;
 
 /// What a data directory remembers for its whole life.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,6 +35,8 @@ pub struct Identity {
     pub cores: usize,
     /// The brokers that vote, by id, this one among them; nobody if it is alone.
     pub brokers: Vec<i32>,
+    /// Of a broker of a cluster: drawn when the directory was made. The others know this broker by it.
+    pub directory: Option<DirectoryId>,
 }
 
 /// Who wants the directory to be its own.
@@ -147,11 +152,14 @@ impl DataDir {
                 check_writable(&self.core_dir(core))?;
             }
         } else {
+            let drawn = |e: io::Error| errors::data_dir_io(&self.path, "drawing its id", &e);
+            let directory = random_bytes().map(DirectoryId::random).map_err(drawn)?;
             self.identity = Some(Identity {
                 cluster_id: cluster_id.unwrap_or(fresh_id).to_owned(),
                 node_id: node_id.unwrap_or(1),
                 cores,
                 brokers: brokers.to_vec(),
+                directory: (!brokers.is_empty()).then_some(directory),
             });
             // First the places for the logs, then the name: a directory with an identity is whole.
             let failed = |doing: &'static str| move |e: io::Error| (doing, e);
@@ -263,11 +271,14 @@ pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
             .ok_or_else(|| damaged(&format!("'{name}' is missing or no number")))
     };
     let format = number("format")?;
-    let brokers = match format {
-        FORMAT => Some(Vec::new()),
+    let (brokers, directory) = match format {
+        FORMAT => (Some(Vec::new()), None),
         FORMAT_CLUSTER => {
             let ids = table.get("brokers").and_then(toml::Value::as_array);
-            ids.and_then(|ids| ids.iter().map(|id| i32::try_from(id.as_integer()?).ok()).collect())
+            let directory = table.get("directory").and_then(toml::Value::as_str).and_then(DirectoryId::parse);
+            let directory = directory.ok_or_else(|| damaged("'directory' is missing or no id"))?;
+            let ids = ids.and_then(|ids| ids.iter().map(|id| i32::try_from(id.as_integer()?).ok()).collect());
+            (ids, Some(directory))
         }
         _ => {
             return Err(damaged(&format!("its format is {format}, this Camus knows {FORMAT} and {FORMAT_CLUSTER}")));
@@ -286,10 +297,10 @@ pub fn read_identity(path: &Path) -> Result<Option<Identity>, UserError> {
             .filter(|n| (1..=camus_engine::limits::CORES_MAX).contains(n))
             .ok_or_else(|| damaged("'cores' is out of range"))?,
         brokers: brokers.ok_or_else(|| damaged("'brokers' is missing or no list of numbers"))?,
+        directory,
     }))
 }
 
-/// Written beside, flushed, renamed, and the directory flushed: there is the whole file or none.
 fn write_identity(path: &Path, identity: &Identity) -> io::Result<()> {
     let format = if identity.brokers.is_empty() { FORMAT } else { FORMAT_CLUSTER };
     let mut text = format!(
@@ -300,12 +311,20 @@ fn write_identity(path: &Path, identity: &Identity) -> io::Result<()> {
     if !identity.brokers.is_empty() {
         text.push_str(&format!("brokers = {:?}\n", identity.brokers));
     }
-    let beside = path.join(format!("{IDENTITY_FILE}.new"));
+    if let Some(directory) = identity.directory {
+        text.push_str(&format!("directory = \"{directory}\"\n"));
+    }
+    replace_file(path, IDENTITY_FILE, &text)
+}
+
+/// Written beside, flushed, renamed, and the directory flushed: there is the whole file, or what was there before.
+pub fn replace_file(dir: &Path, name: &str, text: &str) -> io::Result<()> {
+    let beside = dir.join(format!("{name}.new"));
     let mut file = File::create(&beside)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    std::fs::rename(&beside, path.join(IDENTITY_FILE))?;
-    sync_dir(path)
+    std::fs::rename(&beside, dir.join(name))?;
+    sync_dir(dir)
 }
 
 /// Records are nobody else's to read: neither group nor others get in.
@@ -443,16 +462,18 @@ pub fn uuid_of(id: &str) -> Option<[u8; 16]> {
 
 /// A new random cluster id.
 pub fn new_cluster_id() -> io::Result<String> {
-    let mut bytes = [0u8; 16];
+    Ok(cluster_id_of(*uuid::Builder::from_random_bytes(random_bytes()?).into_uuid().as_bytes()))
+}
+
+fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0u8; N];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(cluster_id_of(*uuid::Builder::from_random_bytes(bytes).into_uuid().as_bytes()))
+    Ok(bytes)
 }
 
 /// A random number, not for secrets.
 pub fn random_u64() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from_ne_bytes(bytes))
+    Ok(u64::from_ne_bytes(random_bytes()?))
 }
 
 #[cfg(test)]
@@ -618,9 +639,13 @@ mod tests {
     fn a_damaged_newer_or_missing_identity_is_never_guessed() {
         let dir = temporary();
         let path = dir.path().join(IDENTITY_FILE);
-        for text in
-            ["format = 3\n", "format = 1\n", "not toml at all", "format = 1\ncluster_id = \"x\"\nnode_id=1\ncores=1\n"]
-        {
+        for text in [
+            "format = 4\n",
+            "format = 2\n",
+            "format = 1\n",
+            "not toml at all",
+            "format = 1\ncluster_id = \"x\"\nnode_id=1\ncores=1\n",
+        ] {
             std::fs::write(&path, text).expect("written");
             assert_eq!(DataDir::open(dir.path()).expect_err(text).code, "CAM-0104");
         }

@@ -138,6 +138,13 @@ write. Nothing that is there is touched.";
 "A durable write is one that is on the media. A file system in memory (tmpfs, ramfs) has no media: what is measured
 there says nothing, and what is written there is gone at the next boot. One without direct I/O (O_DIRECT) can only
 be written through the page cache, which the log does not do where data matters. Use ext4 or XFS on a disk.";
+    DISK_REPLACED = "CAM-0111", DATA_DIR, "the cluster knows this broker by another data directory",
+"Each broker of a cluster remembers the data directories of the others (brokers.toml in its own). This broker came with
+one that they do not know, and theirs for it is not this one: its disk was lost or replaced, or camus.data.dir names
+another place than it did. What it had acknowledged and for whom it had voted is in the old directory; counted
+without it, it could make a majority that lacks acknowledged records. So it is kept out, and the others go on as long
+as they are a majority. If the old directory is there, start with it: that is the way back. If it is lost, this broker
+can not come back yet: docs/operate.md says what can be done.";
     LISTEN = "CAM-0201", LISTEN, "a listener can not be opened",
 "The address is taken by another program, does not belong to this host, or the port needs privileges (below 1024).";
     RUNTIME = "CAM-0202", RUNTIME, "the kernel does not give what the loop needs",
@@ -329,6 +336,32 @@ pub fn data_dir_identity(path: &Path, why: &str) -> UserError {
         why,
         "nothing was changed",
         format!("ls -l {}   (then restore camus.toml, or start with an empty directory)", path.display()),
+    )
+}
+
+pub fn data_dir_roll(path: &Path, why: &str) -> UserError {
+    UserError::new(
+        DATA_DIR_IDENTITY,
+        "what the data directory knows of the other brokers can not be read",
+        path.join(crate::roll::ROLL_FILE).display().to_string(),
+        why,
+        "nothing was changed",
+        format!("ls -l {}   (then restore {} from a backup)", path.display(), crate::roll::ROLL_FILE),
+    )
+}
+
+/// `broker` and `directory`: who this is. `by`: who knows it by `known`.
+pub fn disk_replaced(path: &Path, broker: i32, directory: &str, by: i32, known: &str) -> UserError {
+    UserError::new(
+        DISK_REPLACED,
+        format!("broker {broker} came with another data directory than the cluster knows"),
+        path.display().to_string(),
+        format!(
+            "this directory is {directory}, and broker {by} knows broker {broker} by {known}: its disk was lost or \
+             replaced, and what it had acknowledged is not here"
+        ),
+        "nothing was served, and nobody was voted for; the other brokers go on without this one",
+        format!("camus serve --data-dir DIR   (the directory with 'directory = \"{known}\"' in its camus.toml)"),
     )
 }
 
@@ -801,6 +834,8 @@ mod tests {
             data_dir_locked(dir, None),
             data_dir_mismatch(dir, "cores", "2", "4", "camus serve --cores 2"),
             data_dir_identity(dir, "format 2 is newer than this Camus knows (1)"),
+            data_dir_roll(dir, "it is missing though there is data beside it"),
+            disk_replaced(dir, 2, "8f6b1c1e-7a52-4b7e-9d0c-2f1a5f0b3c11", 1, "0b0e1f62-3c55-4e0b-8a53-6a2d9b7c4d22"),
             storage("camus-data/core-0/000017.wal at 4096", "write: Input/output error (os error 5)"),
             disk_full_at_start(dir, 64 << 20, "No space left on device (os error 28)"),
             wal_damaged(

@@ -24,6 +24,7 @@ mod metrics;
 mod out;
 mod percentiles;
 mod process;
+mod roll;
 mod serve;
 mod settings;
 mod shutdown;

@@ -27,13 +27,19 @@ pub fn http_connections_max(descriptors: u64) -> usize {
 }
 
 /// Connections that each core may accept, so that the log, the HTTP port and the loops never want for a descriptor,
-/// whatever clients do. At least 1.
-pub fn connections_max(descriptors: u64, cores: usize, listeners: usize) -> usize {
-    let (cores, listeners) = (cores as u64, listeners as u64);
+/// whatever clients do. `others`: brokers of the cluster. At least 1.
+pub fn connections_max(descriptors: u64, cores: usize, listeners: usize, others: usize) -> usize {
+    let (cores, listeners, of_peers) = (cores as u64, listeners as u64, of_peers(others) as u64);
     let files = (descriptors / 4 / cores).clamp(LOG_FILES_MIN, FILES_OPEN_MAX as u64);
     let process = DESCRIPTORS_BESIDES + listeners + http_connections_max(descriptors) as u64;
-    let kept = process + cores * (files + listeners + DESCRIPTORS_OF_LOOP);
+    let kept = process + cores * (files + listeners + of_peers + DESCRIPTORS_OF_LOOP);
     usize::try_from(descriptors.saturating_sub(kept) / cores).unwrap_or(usize::MAX).max(1)
+}
+
+/// Descriptors of each core for other brokers: a link to each and what they may connect, the core's listener and
+/// what keeps its port.
+fn of_peers(others: usize) -> usize {
+    if others == 0 { 0 } else { others + camus_net::limits::PEER_GUESTS_MAX + 2 }
 }
 
 /// Sets the soft limit to the hard one; what then holds (`None`: no limit).
@@ -84,18 +90,20 @@ mod tests {
     /// If this fails, idle clients take the descriptors that the log needs, and the broker can not even close one.
     #[test]
     fn connections_leave_descriptors_for_the_log_and_the_http_port() {
-        assert_eq!(connections_max(100, 1, 1), 37);
-        assert_eq!(connections_max(1, 2, 1), 1, "it starts, whatever comes of it");
-        assert!(connections_max(u64::MAX, 2, 1) > 1 << 40, "no limit is none");
+        assert_eq!(connections_max(100, 1, 1, 0), 37);
+        assert_eq!(connections_max(1, 2, 1, 0), 1, "it starts, whatever comes of it");
+        assert!(connections_max(u64::MAX, 2, 1, 0) > 1 << 40, "no limit is none");
         for descriptors in [64, 100, 256, 1024, 4096, 65_536, 1 << 20] {
             for cores in [1, 2, 8] {
-                let clients = cores * connections_max(descriptors, cores, 2);
+                let clients = cores * connections_max(descriptors, cores, 2, 0);
                 let least = cores as u64 * (LOG_FILES_MIN + 2 + DESCRIPTORS_OF_LOOP) + DESCRIPTORS_BESIDES + 2;
                 let all = clients as u64 + http_connections_max(descriptors) as u64 + least;
                 assert!(all <= descriptors || clients == cores, "{descriptors} for {cores}: {all}");
             }
         }
-        assert!(connections_max(1 << 20, 2, 1) > 500_000, "little is kept of many");
+        let (alone, of_three) = (connections_max(1024, 2, 1, 0), connections_max(1024, 2, 1, 2));
+        assert_eq!(alone - of_three, of_peers(2), "and for the other brokers");
+        assert!(connections_max(1 << 20, 2, 1, 0) > 500_000, "little is kept of many");
     }
 
     #[test]

@@ -10,11 +10,13 @@ use crate::http::Http;
 use crate::memory::Budgets;
 use crate::out;
 use crate::process;
+use crate::roll;
 use crate::settings::{ClusterBroker, Host, IoAsked, Listener, Settings};
 use crate::shutdown::{Shutdown, Why, watch_signals};
 use camus_engine::rt::IoChoice;
 use camus_engine::types::BrokerId;
 use camus_net::node::Member;
+use camus_net::peer::roll::Roll;
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -43,6 +45,8 @@ pub struct Plan {
     pub members: Vec<Member>,
     /// In a cluster, where core 0 lets the others connect; core N at the port + N.
     pub peer_listen: Option<SocketAddr>,
+    /// In a cluster: which data directories the brokers have.
+    pub roll: Option<Arc<Roll>>,
 }
 
 impl Plan {
@@ -171,6 +175,7 @@ fn plan(settings: Settings, host: &Host, data_dir: &mut DataDir) -> Result<Plan,
         cores,
         brokers: &settings.brokers.iter().map(|broker| broker.id).collect::<Vec<_>>(),
     })?;
+    let roll = roll::read(data_dir.path(), &identity)?.map(Arc::new);
     let core_plan = |(core, cpu): (usize, &Option<usize>)| CorePlan {
         cpu: *cpu,
         dir: data_dir.core_dir(camus_engine::types::CoreId(core as u16)),
@@ -186,6 +191,7 @@ fn plan(settings: Settings, host: &Host, data_dir: &mut DataDir) -> Result<Plan,
         listeners,
         members,
         peer_listen,
+        roll,
         settings,
     })
 }

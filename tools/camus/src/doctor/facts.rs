@@ -29,6 +29,8 @@ pub struct Wanted {
     pub segment_bytes: u64,
     pub connections_max: usize,
     pub listeners: usize,
+    /// Brokers of the cluster beside this one.
+    pub others: usize,
     pub io: IoAsked,
 }
 

@@ -78,6 +78,7 @@ fn look(settings: &Settings, seconds: f64, stop: &AtomicBool) -> Result<Facts, U
         segment_bytes: settings.wal_segment_bytes,
         connections_max: settings.connections_max,
         listeners: settings.listeners.len(),
+        others: settings.brokers.len().saturating_sub(1),
         io: settings.io,
         cores,
     };

@@ -51,6 +51,7 @@ pub fn facts() -> Facts {
             segment_bytes: 64 << 20,
             connections_max: 20_000,
             listeners: 1,
+            others: 0,
             io: IoAsked::Auto,
         },
         disk: Disk {

@@ -69,7 +69,7 @@ pub fn descriptors(facts: &Facts) -> Finding {
     let about = About { group: GROUP, name: "descriptors", why };
     let (wanted, cores) = (&facts.wanted, facts.wanted.cores.len());
     let limit = facts.kernel.descriptors.unwrap_or(u64::MAX);
-    let connections = process::connections_max(limit, cores, wanted.listeners).saturating_mul(cores);
+    let connections = process::connections_max(limit, cores, wanted.listeners, wanted.others).saturating_mul(cores);
     let shown = facts.kernel.descriptors.map_or("unlimited".to_owned(), |limit| limit.to_string());
     if connections >= wanted.connections_max {
         return about.pass(format!("{shown}, for max.connections = {}", wanted.connections_max));
