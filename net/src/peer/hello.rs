@@ -63,6 +63,8 @@ pub enum Mismatch {
          another directory is configured here (docs/operate.md)"
     )]
     Replaced { ours: DirectoryId, known: DirectoryId },
+    #[error("it does not say which data directory it has")]
+    NoDirectory,
     #[error("which data directory it has can not be noted: {why}")]
     NotKept { why: String },
 }

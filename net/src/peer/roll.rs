@@ -90,6 +90,9 @@ pub struct Said {
 
 /// Whether who says this may be talked to; `own` and `known` are the receiver's.
 pub fn check(own: DirectoryId, known: Option<DirectoryId>, said: Said) -> Result<(), Mismatch> {
+    if said.theirs == DirectoryId::NONE {
+        return Err(Mismatch::NoDirectory);
+    }
     if let Some(known) = known.filter(|known| *known != said.theirs) {
         return Err(Mismatch::Directory { theirs: said.theirs, known });
     }
@@ -233,6 +236,11 @@ pub(super) mod tests {
         assert_eq!(check(own, None, said(old, DirectoryId::NONE)), Ok(()), "the first time");
         assert_eq!(check(own, Some(old), said(old, own)), Ok(()), "ever after");
         assert_eq!(check(own, Some(old), said(old, DirectoryId::NONE)), Ok(()), "its notes are younger than ours");
+        assert_eq!(
+            check(own, None, said(DirectoryId::NONE, own)),
+            Err(Mismatch::NoDirectory),
+            "nobody can be known so"
+        );
         let other = Err(Mismatch::Directory { theirs: new, known: old });
         assert_eq!(check(own, Some(old), said(new, DirectoryId::NONE)), other);
         assert_eq!(check(own, Some(old), said(new, own)), other);
