@@ -61,12 +61,10 @@ impl HostClock {
 
     pub fn mono(&self, now: Mono) -> Mono {
         let passed = now.since(self.since);
-        // A wide division a look at the clock costs as much as all else that a quiet turn does.
         if self.ppm == 0 {
             return self.told + passed;
         }
-        let passed = passed.as_nanos() * self.rate() / MILLION as u128;
-        self.told + Duration::from_nanos(u64::try_from(passed).unwrap_or(u64::MAX))
+        self.told + Duration::from_nanos(scaled(passed, self.rate()))
     }
 
     /// The first moment of the world at which monotonic time is `at`, or later.
@@ -80,6 +78,16 @@ impl HostClock {
     pub fn wall_ms(&self, now: Mono) -> i64 {
         let passed = self.mono(now).since(Mono(0) + self.uptime);
         self.wall_offset_ms + i64::try_from(passed.as_millis()).expect("a world lasts less than that")
+    }
+}
+
+/// At this rate, ns. What is short enough is divided in 64 bits: cores look at their clocks all the time, and a wide
+/// division takes longer than all else that there is to it.
+fn scaled(passed: Duration, rate: u128) -> u64 {
+    let narrow = u64::try_from(passed.as_nanos()).ok().and_then(|ns| ns.checked_mul(u64::try_from(rate).ok()?));
+    match narrow {
+        Some(product) => product / MILLION as u64,
+        None => u64::try_from(passed.as_nanos() * rate / MILLION as u128).unwrap_or(u64::MAX),
     }
 }
 
