@@ -164,7 +164,7 @@ impl SimDisk {
         let mut state = self.0.borrow_mut();
         let file = state.files.get_mut(&file).expect("the file exists");
         assert!(at < file.len);
-        let sector = file.durable.entry(at / SECTOR_BYTES as u64).or_insert([0; SECTOR_BYTES]);
+        let sector = file.durable.entry(at / SECTOR_BYTES as u64).or_insert_with(|| Box::new([0; SECTOR_BYTES]));
         sector[(at % SECTOR_BYTES as u64) as usize] ^= 1;
         state.damage.bits += 1;
     }

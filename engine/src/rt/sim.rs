@@ -8,7 +8,8 @@
 //! [`SimDisk`]). Cores stand on machines ([`HostId`]), each with a clock of its own; what the network does to bytes is
 //! set for each direction between two of them ([`World::set_path`]).
 //!
-//! Files: `sim/hosts.rs` clocks and ways; `sim/tests.rs` what they do to a driver.
+//! Files: `sim/agenda.rs` what is to happen next; `sim/hosts.rs` clocks and ways; `sim/links.rs` connections;
+//! `sim/tests.rs` what faults do to a driver.
 
 use super::rng::Rng;
 use super::slots::Slots;
@@ -16,8 +17,10 @@ use super::{CloseReason, ConnId, Driver, Event, ListenerId, Rt, Turn, Waker};
 use crate::io::sim::{Crash, SimCoreDisk, SimDisk, Stuck};
 use crate::io::{Disk, DiskDone};
 use crate::types::{Mono, WallMs};
+use agenda::{Agenda, Next};
 use bytes::Bytes;
-use hosts::{Host, HostClock};
+use hosts::{Host, HostClock, Paths};
+use links::{End, Link, Links, WINDOW_BYTES};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,14 +28,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+mod agenda;
 #[cfg(test)]
 #[path = "sim/tests.rs"]
 mod fault_tests;
 mod hosts;
+mod links;
 pub use hosts::{Connects, DRIFT_PPM_MAX, HostId, Path, RESEND_AFTER};
 
-/// Bytes of one direction of a connection that were taken from the sender and not yet by the receiver.
-const WINDOW_BYTES: usize = 128 * 1024;
 /// The wall clock at the start, ms since 1970.
 const WALL_START_MS: i64 = 1_800_000_000_000;
 
@@ -41,7 +44,7 @@ pub struct SimCoreId(pub usize);
 
 /// A client's connection, played by the test.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct ClientId(u64);
+pub struct ClientId(usize);
 
 /// Everything there is. `D` is usually `Box<dyn Driver>`.
 pub struct World<D: Driver> {
@@ -52,21 +55,19 @@ pub struct World<D: Driver> {
 struct Inner {
     now: Mono,
     rng: Rng,
-    /// What is to happen, by time; the number keeps those of one moment in the order in which they were planned.
-    agenda: BTreeMap<(Mono, u64), Action>,
-    planned: u64,
+    agenda: Agenda<Action>,
     hosts: Vec<Host>,
-    /// From one host to another; as usual where nothing is set.
-    paths: BTreeMap<(usize, usize), Path>,
+    paths: Paths,
     /// What a way holds up, in the order in which it would have come.
     held: BTreeMap<(usize, usize), VecDeque<Action>>,
     cores: Vec<Core>,
     listeners: Vec<Listening>,
     next_port: u16,
-    links: BTreeMap<u64, Link>,
-    next_link: u64,
-    clients: BTreeMap<ClientId, Client>,
-    next_client: u64,
+    links: Links,
+    /// By number, in the order in which they connected.
+    clients: Vec<Client>,
+    /// Some core was woken.
+    woken: Arc<AtomicBool>,
     trace: u64,
     /// Something happened in this step after which a crash leaves another world than before it.
     at_boundary: bool,
@@ -78,9 +79,6 @@ struct Inner {
 
 #[derive(Debug)]
 enum Action {
-    Turn {
-        core: usize,
-    },
     DiskDue {
         core: usize,
         life: u32,
@@ -115,7 +113,6 @@ struct Core {
     paused: bool,
     /// After `Turn::Stop`: waits for the disk.
     stopping: bool,
-    turn: Option<(Mono, u64)>,
     inbox: VecDeque<Inbox>,
     conns: Slots<Conn>,
     wake: Arc<AtomicBool>,
@@ -150,43 +147,6 @@ struct Listening {
     id: ListenerId,
 }
 
-#[derive(Clone, Copy)]
-enum End {
-    /// Not there yet, or closed.
-    Nobody,
-    Core(usize, ConnId),
-    Client(ClientId),
-}
-
-struct Link {
-    /// The one that connects, the one that accepts.
-    ends: [End; 2],
-    /// By sender.
-    ways: [Way; 2],
-    to: SocketAddr,
-    /// On which machines the ends are.
-    hosts: [usize; 2],
-    arrives: Mono,
-    arrived: bool,
-    /// The connector's first packet does not get through, and what it sends waits behind it.
-    arrive_held: bool,
-    /// By end: it is there, and has lost the reset that would have told it that the other is gone.
-    half_open: [bool; 2],
-}
-
-#[derive(Default)]
-struct Way {
-    /// Not taken from the sender yet.
-    waiting: VecDeque<Bytes>,
-    /// On the way or arrived, not taken by the receiver.
-    window: usize,
-    /// Taken by the receiver, but the sender does not know: of `window`.
-    untold: usize,
-    arrived: VecDeque<Bytes>,
-    last_due: Mono,
-    fin: bool,
-}
-
 #[derive(Default)]
 struct Client {
     link: u64,
@@ -202,18 +162,16 @@ impl<D: Driver> World<D> {
             inner: Inner {
                 now: Mono(1),
                 rng: Rng::new(seed),
-                agenda: BTreeMap::new(),
-                planned: 0,
+                agenda: Agenda::new(),
                 hosts: vec![Host { ip: None, clock: HostClock::new() }],
-                paths: BTreeMap::new(),
+                paths: Paths::default(),
                 held: BTreeMap::new(),
                 cores: vec![],
                 listeners: vec![],
                 next_port: 10_000,
-                links: BTreeMap::new(),
-                next_link: 0,
-                clients: BTreeMap::new(),
-                next_client: 0,
+                links: Links::default(),
+                clients: vec![],
+                woken: Arc::default(),
                 trace: 0xcbf2_9ce4_8422_2325,
                 at_boundary: false,
                 boundaries: 0,
@@ -250,13 +208,13 @@ impl<D: Driver> World<D> {
     fn put_core(&mut self, host: HostId, disk: SimDisk) -> SimCoreId {
         assert!(host.0 < self.inner.hosts.len(), "{host:?} is there");
         self.drivers.push(None);
+        self.inner.agenda.add_core();
         self.inner.cores.push(Core {
             life: 0,
             running: false,
             host: host.0,
             paused: false,
             stopping: false,
-            turn: None,
             inbox: VecDeque::new(),
             conns: Slots::new(),
             wake: Arc::default(),
@@ -269,7 +227,7 @@ impl<D: Driver> World<D> {
 
     /// Stays valid over crashes; for the mesh.
     pub fn waker(&self, core: SimCoreId) -> Waker {
-        self.inner.cores[core.0].waker()
+        self.inner.waker(core.0)
     }
 
     pub fn disk(&self, core: SimCoreId) -> SimDisk {
@@ -311,9 +269,7 @@ impl<D: Driver> World<D> {
         let state = &mut self.inner.cores[core.0];
         if state.running && !state.paused {
             state.paused = true;
-            if let Some(key) = state.turn.take() {
-                self.inner.agenda.remove(&key);
-            }
+            self.inner.agenda.cancel_turn(core.0);
             self.inner.note(&[11, core.0 as u64, 1]);
         }
     }
@@ -330,7 +286,7 @@ impl<D: Driver> World<D> {
             link.ends.iter().position(is_mine)
         };
         let mine: Vec<(u64, usize)> =
-            self.inner.links.iter().filter_map(|(id, link)| Some((*id, ends(link)?))).collect();
+            self.inner.links.iter().filter_map(|(id, link)| Some((id, ends(link)?))).collect();
         for (link, side) in mine {
             self.inner.take_arrived(link, 1 - side);
         }
@@ -372,7 +328,7 @@ impl<D: Driver> World<D> {
         let inner = &mut self.inner;
         let [a, b, c, d] = path.words();
         inner.note(&[9, from.0 as u64, to.0 as u64, a, b, c, d]);
-        inner.paths.insert((from.0, to.0), path);
+        inner.paths.set(from.0, to.0, path);
         if path.is_open() {
             inner.tell_taken(from.0, to.0);
         }
@@ -385,8 +341,8 @@ impl<D: Driver> World<D> {
     /// is lost, in the middle of a frame.
     pub fn reset_between(&mut self, a: HostId, b: HostId, percent: u64) {
         let inner = &mut self.inner;
-        let is_between = |link: &&u64| [[a.0, b.0], [b.0, a.0]].contains(&inner.links[*link].hosts);
-        let between: Vec<u64> = inner.links.keys().filter(is_between).copied().collect();
+        let is_between = |(_, link): &(u64, &Link)| [[a.0, b.0], [b.0, a.0]].contains(&link.hosts);
+        let between: Vec<u64> = inner.links.iter().filter(is_between).map(|(id, _)| id).collect();
         for link in between {
             if inner.rng.chance(percent) {
                 inner.break_link(link);
@@ -430,20 +386,29 @@ impl<D: Driver> World<D> {
 
     /// Does what is next. False: nothing is, or the world is halted.
     pub fn step(&mut self) -> bool {
+        self.step_before(None)
+    }
+
+    /// The same, unless it is after `end`.
+    fn step_before(&mut self, end: Option<Mono>) -> bool {
         if self.is_halted() {
             return false;
         }
         self.inner.pick_up_wakes();
-        let Some(((at, _), action)) = self.inner.agenda.pop_first() else { return false };
+        let Some((at, next)) = self.inner.agenda.pop(end) else { return false };
         self.inner.now = self.inner.now.max(at);
-        let Some(action) = self.inner.gets_through(action) else { return true };
-        match action {
-            Action::Turn { core } => self.turn(core),
-            Action::DiskDue { core, life, token } => self.inner.disk_due(core, life, token),
-            Action::Arrive { link } => self.inner.arrive(link),
-            Action::Deliver { link, from, bytes } => self.inner.deliver(link, from, bytes),
-            Action::Fin { link, from } => self.inner.fin(link, from),
-            Action::Reset { link, to, errno } => self.inner.reset_end(link, to, errno),
+        match next {
+            Next::Turn(core) => self.turn(core),
+            Next::Planned(action) => {
+                let Some(action) = self.inner.gets_through(action) else { return true };
+                match action {
+                    Action::DiskDue { core, life, token } => self.inner.disk_due(core, life, token),
+                    Action::Arrive { link } => self.inner.arrive(link),
+                    Action::Deliver { link, from, bytes } => self.inner.deliver(link, from, bytes),
+                    Action::Fin { link, from } => self.inner.fin(link, from),
+                    Action::Reset { link, to, errno } => self.inner.reset_end(link, to, errno),
+                }
+            }
         }
         self.inner.pass_boundary();
         true
@@ -451,17 +416,10 @@ impl<D: Driver> World<D> {
 
     pub fn run_for(&mut self, time: Duration) {
         let end = self.inner.now + time;
-        loop {
-            if self.is_halted() {
-                return;
-            }
-            self.inner.pick_up_wakes();
-            match self.inner.agenda.first_key_value() {
-                Some(((at, _), _)) if *at <= end => assert!(self.step()),
-                _ => break,
-            }
+        while self.step_before(Some(end)) {}
+        if !self.is_halted() {
+            self.inner.now = end;
         }
-        self.inner.now = end;
     }
 
     /// Runs until `holds`, looking after each step, for at most `time`. Whether it came to hold.
@@ -471,17 +429,14 @@ impl<D: Driver> World<D> {
             if holds(self) {
                 return true;
             }
+            if self.step_before(Some(end)) {
+                continue;
+            }
             if self.is_halted() {
                 return false;
             }
-            self.inner.pick_up_wakes();
-            match self.inner.agenda.first_key_value() {
-                Some(((at, _), _)) if *at <= end => assert!(self.step()),
-                _ => {
-                    self.inner.now = end;
-                    return holds(self);
-                }
-            }
+            self.inner.now = end;
+            return holds(self);
         }
     }
 
@@ -493,10 +448,9 @@ impl<D: Driver> World<D> {
     /// The same from another machine.
     pub fn connect_from(&mut self, host: HostId, addr: SocketAddr) -> ClientId {
         let inner = &mut self.inner;
-        let client = ClientId(inner.next_client);
-        inner.next_client += 1;
+        let client = ClientId(inner.clients.len());
         let link = inner.open_link(End::Client(client), host.0, addr);
-        inner.clients.insert(client, Client { link, ..Client::default() });
+        inner.clients.push(Client { link, ..Client::default() });
         client
     }
 
@@ -504,7 +458,7 @@ impl<D: Driver> World<D> {
         let Client { link, closed, .. } = self.inner.client(client);
         let link = *link;
         if closed.is_none() && !bytes.is_empty() {
-            let way = &mut self.inner.links.get_mut(&link).expect("open").ways[0];
+            let way = &mut self.inner.links.open(link).ways[0];
             assert!(!way.fin, "{client:?} has closed");
             way.waiting.push_back(Bytes::copy_from_slice(bytes));
             self.inner.push_on(link, 0);
@@ -518,7 +472,7 @@ impl<D: Driver> World<D> {
 
     /// The same, left where it is.
     pub fn waiting(&self, client: ClientId) -> &[u8] {
-        &self.inner.clients[&client].received
+        &self.inner.clients[client.0].received
     }
 
     /// Off: the client reads no more, and what is sent to it piles up on the way.
@@ -558,7 +512,6 @@ impl<D: Driver> World<D> {
 
     fn turn(&mut self, core: usize) {
         let inner = &mut self.inner;
-        inner.cores[core].turn = None;
         if !inner.cores[core].running || inner.cores[core].paused {
             return;
         }
@@ -589,17 +542,18 @@ impl<D: Driver> World<D> {
     }
 }
 
-impl Core {
-    fn waker(&self) -> Waker {
-        let wake = self.wake.clone();
-        Waker::new(move || wake.store(true, Ordering::Relaxed))
-    }
-}
-
 impl Inner {
     fn rt(&mut self, core: usize) -> SimRt<'_> {
         self.cores[core].disk.now = self.now;
         SimRt { inner: self, core }
+    }
+
+    fn waker(&self, core: usize) -> Waker {
+        let (wake, any) = (Arc::clone(&self.cores[core].wake), Arc::clone(&self.woken));
+        Waker::new(move || {
+            wake.store(true, Ordering::Relaxed);
+            any.store(true, Ordering::Relaxed);
+        })
     }
 
     fn clock(&self, core: usize) -> &HostClock {
@@ -607,7 +561,7 @@ impl Inner {
     }
 
     fn client(&mut self, client: ClientId) -> &mut Client {
-        self.clients.get_mut(&client).expect("made by connect")
+        &mut self.clients[client.0]
     }
 
     /// FNV-1a over everything that happens.
@@ -628,11 +582,8 @@ impl Inner {
         self.boundaries += u64::from(std::mem::take(&mut self.at_boundary));
     }
 
-    fn plan(&mut self, at: Mono, action: Action) -> (Mono, u64) {
-        let key = (at.max(self.now), self.planned);
-        self.planned += 1;
-        self.agenda.insert(key, action);
-        key
+    fn plan(&mut self, at: Mono, action: Action) {
+        self.agenda.plan(at.max(self.now), action);
     }
 
     /// A turn of the core at `at` or soon after it, unless one comes before.
@@ -641,14 +592,7 @@ impl Inner {
             return;
         }
         let at = at.max(self.now) + Duration::from_nanos(self.rng.between(500, 20_000));
-        match self.cores[core].turn {
-            Some((planned, _)) if planned <= at => return,
-            Some(key) => {
-                self.agenda.remove(&key);
-            }
-            None => {}
-        }
-        self.cores[core].turn = Some(self.plan(at, Action::Turn { core }));
+        self.agenda.plan_turn(core, at);
     }
 
     fn tell(&mut self, core: usize, what: Inbox) {
@@ -657,12 +601,20 @@ impl Inner {
     }
 
     fn pick_up_wakes(&mut self) {
+        if !self.woken.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut any_waits = false;
         for core in 0..self.cores.len() {
             let state = &self.cores[core];
-            if state.running && !state.paused && state.wake.swap(false, Ordering::Relaxed) {
+            if !state.running || state.paused {
+                // It hears of it when it runs.
+                any_waits |= state.wake.load(Ordering::Relaxed);
+            } else if state.wake.swap(false, Ordering::Relaxed) {
                 self.tell(core, Inbox::Woken);
             }
         }
+        self.woken.store(any_waits, Ordering::Relaxed);
     }
 
     /// Takes over what the driver has started on its disk.
@@ -765,9 +717,7 @@ impl Inner {
         (state.running, state.paused) = (false, false);
         state.inbox.clear();
         state.conns = Slots::new();
-        if let Some(key) = state.turn.take() {
-            self.agenda.remove(&key);
-        }
+        self.agenda.cancel_turn(core);
     }
 
     // ------------------------------------------------------------------------------------------------- the network
@@ -778,27 +728,26 @@ impl Inner {
     }
 
     fn path(&self, from: usize, to: usize) -> Path {
-        self.paths.get(&(from, to)).copied().unwrap_or_default()
+        self.paths.get(from, to)
     }
 
     /// The same over a way that may be slow.
     fn latency_of(&mut self, from: usize, to: usize) -> Duration {
         let mut latency = self.latency();
-        if let Some(path) = self.paths.get(&(from, to)).copied() {
-            latency += path.delay;
-            if path.jitter > Duration::ZERO {
-                latency += Duration::from_nanos(self.rng.between(0, path.jitter.as_nanos() as u64));
-            }
-            if path.loss_percent > 0 && self.rng.chance(path.loss_percent) {
-                latency += RESEND_AFTER;
-            }
+        let path = self.path(from, to);
+        latency += path.delay;
+        if path.jitter > Duration::ZERO {
+            latency += Duration::from_nanos(self.rng.between(0, path.jitter.as_nanos() as u64));
+        }
+        if path.loss_percent > 0 && self.rng.chance(path.loss_percent) {
+            latency += RESEND_AFTER;
         }
         latency
     }
 
     /// Of what one end of this link sends.
     fn latency_on(&mut self, link: u64, from: usize) -> Duration {
-        let hosts = self.links[&link].hosts;
+        let hosts = self.links.open(link).hosts;
         self.latency_of(hosts[from], hosts[1 - from])
     }
 
@@ -808,12 +757,12 @@ impl Inner {
             Action::Arrive { link } => (*link, 0),
             Action::Deliver { link, from, .. } | Action::Fin { link, from } => (*link, *from),
             Action::Reset { link, to, .. } => (*link, 1 - *to),
-            Action::Turn { .. } | Action::DiskDue { .. } => return Some(action),
+            Action::DiskDue { .. } => return Some(action),
         };
-        let Some(state) = self.links.get(&link) else { return Some(action) };
+        let Some(state) = self.links.get(link) else { return Some(action) };
         let hosts = state.hosts;
         let (there, back) = (self.path(hosts[from], hosts[1 - from]), self.path(hosts[1 - from], hosts[from]));
-        let state = self.links.get_mut(&link).expect("looked up above");
+        let state = self.links.open(link);
         let waits = if let Action::Arrive { .. } = &action {
             state.arrive_held = !there.is_open() || !back.is_open() || there.connects == Connects::Hang;
             state.arrive_held
@@ -843,17 +792,17 @@ impl Inner {
             // What is sent from now on comes behind it.
             match &action {
                 Action::Deliver { link, from, .. } => {
-                    if let Some(state) = self.links.get_mut(link) {
+                    if let Some(state) = self.links.get_mut(*link) {
                         state.ways[*from].last_due = state.ways[*from].last_due.max(at);
                     }
                 }
                 Action::Arrive { link } => {
-                    if let Some(state) = self.links.get_mut(link) {
+                    if let Some(state) = self.links.get_mut(*link) {
                         state.ways[0].last_due = state.ways[0].last_due.max(at);
                         state.arrives = at;
                     }
                 }
-                Action::Turn { .. } | Action::DiskDue { .. } | Action::Fin { .. } | Action::Reset { .. } => {}
+                Action::DiskDue { .. } | Action::Fin { .. } | Action::Reset { .. } => {}
             }
             self.plan(at, action);
         }
@@ -861,9 +810,9 @@ impl Inner {
 
     /// Senders learn what receivers took while no word of it got through from `from` to `to`.
     fn tell_taken(&mut self, from: usize, to: usize) {
-        let all: Vec<(u64, usize)> = self.links.keys().flat_map(|link| [(*link, 0), (*link, 1)]).collect();
+        let all: Vec<(u64, usize)> = self.links.iter().flat_map(|(link, _)| [(link, 0), (link, 1)]).collect();
         for (link, side) in all {
-            let Some(state) = self.links.get_mut(&link) else { continue };
+            let Some(state) = self.links.get_mut(link) else { continue };
             let way = &mut state.ways[side];
             if (state.hosts[1 - side], state.hosts[side]) == (from, to) && way.untold > 0 {
                 way.window -= std::mem::take(&mut way.untold);
@@ -877,34 +826,20 @@ impl Inner {
         for side in 0..2 {
             self.close_end(link, side, CloseReason::Error(libc::ECONNRESET));
         }
-        self.links.remove(&link);
+        self.links.remove(link);
     }
 
     fn open_link(&mut self, from: End, host: usize, to: SocketAddr) -> u64 {
-        let link = self.next_link;
-        self.next_link += 1;
         let there = self.hosts.iter().position(|host| host.ip == Some(to.ip())).unwrap_or(HostId::CLIENTS.0);
         let at = self.now + self.latency_of(host, there);
-        let opened = Link {
-            ends: [from, End::Nobody],
-            ways: Default::default(),
-            to,
-            hosts: [host, there],
-            arrives: at,
-            arrived: false,
-            arrive_held: false,
-            half_open: [false; 2],
-        };
-        self.links.insert(link, opened);
-        // Bytes that are sent at once come after the connection does.
-        self.links.get_mut(&link).expect("just made").ways[0].last_due = at;
+        let link = self.links.insert(Link::new(from, to, [host, there], at));
         self.plan(at, Action::Arrive { link });
         link
     }
 
     /// The connector's first packet has reached the address.
     fn arrive(&mut self, link: u64) {
-        let Some(state) = self.links.get(&link) else { return };
+        let Some(state) = self.links.get(link) else { return };
         let (from, to, hosts) = (state.ends[0], state.to, state.hosts);
         self.note(&[3, link]);
         let here: Vec<(usize, ListenerId)> =
@@ -916,7 +851,7 @@ impl Inner {
         let conn = self.cores[core].conns.insert(Conn::new(link, 1, false));
         let ip = self.hosts[hosts[0]].ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let peer = SocketAddr::new(ip, 40_000 + (link % 20_000) as u16);
-        let state = self.links.get_mut(&link).expect("looked up above");
+        let state = self.links.open(link);
         (state.ends[1], state.arrived) = (End::Core(core, conn), true);
         self.tell(core, Inbox::Accepted { listener, conn, peer });
         match from {
@@ -933,7 +868,7 @@ impl Inner {
     /// Takes what the sender has waiting, as far as the window goes, and puts it on the way in pieces.
     fn push_on(&mut self, link: u64, from: usize) {
         loop {
-            let Some(state) = self.links.get_mut(&link) else { return };
+            let Some(state) = self.links.get_mut(link) else { return };
             let way = &mut state.ways[from];
             let room = WINDOW_BYTES.saturating_sub(way.window);
             let Some(first) = way.waiting.front_mut() else { break };
@@ -950,11 +885,11 @@ impl Inner {
             way.window += piece;
             let last_due = way.last_due;
             let due = (self.now + self.latency_on(link, from)).max(last_due);
-            self.links.get_mut(&link).expect("looked up above").ways[from].last_due = due;
+            self.links.open(link).ways[from].last_due = due;
             self.plan(due, Action::Deliver { link, from, bytes });
         }
         // Everything is with the kernel.
-        let state = &self.links[&link];
+        let state = self.links.open(link);
         if let End::Core(core, conn) = state.ends[from]
             && let Some(state) = self.cores[core].conns.get(conn)
             && state.sending
@@ -968,30 +903,30 @@ impl Inner {
     fn deliver(&mut self, link: u64, from: usize, bytes: Bytes) {
         let hash = u64::from(crc32c::crc32c(&bytes));
         self.note(&[4, link, from as u64, bytes.len() as u64, hash]);
-        let Some(state) = self.links.get_mut(&link) else { return };
+        let Some(state) = self.links.get_mut(link) else { return };
         if std::mem::take(&mut state.half_open[from]) {
             // The other machine knows nothing of this connection, and says so.
             let at = self.now + self.latency_on(link, 1 - from);
             self.plan(at, Action::Reset { link, to: from, errno: libc::ECONNRESET });
         }
-        let state = self.links.get_mut(&link).expect("looked up above");
+        let state = self.links.open(link);
         state.ways[from].arrived.push_back(bytes);
         self.take_arrived(link, from);
     }
 
     /// Gives the receiver what has arrived, if it takes it.
     fn take_arrived(&mut self, link: u64, from: usize) {
-        while let Some(state) = self.links.get_mut(&link) {
+        while let Some(state) = self.links.get_mut(link) {
             let (to, hosts) = (state.ends[1 - from], state.hosts);
             let takes = match to {
                 End::Nobody => true,
-                End::Client(client) => !self.clients[&client].paused,
+                End::Client(client) => !self.clients[client.0].paused,
                 End::Core(core, conn) => {
                     let core = &mut self.cores[core];
                     !core.paused && core.conns.get(conn).is_some_and(|conn| conn.receiving)
                 }
             };
-            let is_told = self.paths.get(&(hosts[1 - from], hosts[from])).is_none_or(Path::is_open);
+            let is_told = self.paths.get(hosts[1 - from], hosts[from]).is_open();
             let way = &mut state.ways[from];
             if !takes {
                 return;
@@ -1026,13 +961,13 @@ impl Inner {
 
     fn fin(&mut self, link: u64, from: usize) {
         self.note(&[5, link, from as u64]);
-        if let Some(state) = self.links.get_mut(&link) {
+        if let Some(state) = self.links.get_mut(link) {
             state.ways[from].fin = true;
             self.take_arrived(link, from);
         }
         let is_over = |link: &Link| link.ends.iter().all(|end| matches!(end, End::Nobody));
-        if self.links.get(&link).is_some_and(is_over) {
-            self.links.remove(&link);
+        if self.links.get(link).is_some_and(is_over) {
+            self.links.remove(link);
         }
     }
 
@@ -1043,7 +978,7 @@ impl Inner {
 
     /// One end learns that the connection is over.
     fn close_end(&mut self, link: u64, side: usize, why: CloseReason) {
-        let Some(state) = self.links.get(&link) else { return };
+        let Some(state) = self.links.get(link) else { return };
         match state.ends[side] {
             End::Nobody => {}
             End::Core(core, conn) => self.close_conn(core, conn, why, false),
@@ -1070,13 +1005,13 @@ impl Inner {
 
     /// One end has closed: the other is told after everything that is on the way, or at once by a reset.
     fn leave(&mut self, link: u64, side: usize, reset: bool) {
-        let Some(state) = self.links.get_mut(&link) else { return };
+        let Some(state) = self.links.get_mut(link) else { return };
         let client = matches!(state.ends[side], End::Client(_));
         let other = matches!(state.ends[1 - side], End::Core(..) | End::Client(_));
         state.ends[side] = End::Nobody;
         if !other && (side == 1 || state.arrived || !state.arrive_held && self.now > state.arrives) {
             // Both are gone. (A connector may go before it has arrived: then it arrives all the same.)
-            self.links.remove(&link);
+            self.links.remove(link);
             return;
         }
         if reset {
@@ -1090,7 +1025,7 @@ impl Inner {
         if client {
             // A client's close comes after all that it has sent, whatever the window says.
             for bytes in std::mem::take(&mut state.ways[side].waiting) {
-                let way = &mut self.links.get_mut(&link).expect("looked up above").ways[side];
+                let way = &mut self.links.open(link).ways[side];
                 way.window += bytes.len();
                 last_due = last_due.max(self.now + Duration::from_micros(self.rng.between(20, 400)));
                 self.plan(last_due, Action::Deliver { link, from: side, bytes });
@@ -1157,7 +1092,7 @@ impl Rt for SimRt<'_> {
     }
 
     fn connect(&mut self, addr: SocketAddr) -> io::Result<ConnId> {
-        let link = self.inner.next_link;
+        let link = self.inner.links.next();
         let conn = self.me().conns.insert(Conn::new(link, 0, true));
         let host = self.inner.cores[self.core].host;
         let opened = self.inner.open_link(End::Core(self.core, conn), host, addr);
@@ -1182,7 +1117,7 @@ impl Rt for SimRt<'_> {
         assert!(!state.sending && !state.connecting, "{conn:?} can not send now");
         state.sending = true;
         let (link, side) = (state.link, state.side);
-        let way = &mut self.inner.links.get_mut(&link).expect("an open connection has a link").ways[side];
+        let way = &mut self.inner.links.open(link).ways[side];
         way.waiting.extend(parts.into_iter().filter(|part| !part.is_empty()));
         self.inner.push_on(link, side);
     }
@@ -1196,7 +1131,7 @@ impl Rt for SimRt<'_> {
     }
 
     fn waker(&self) -> Waker {
-        self.inner.cores[self.core].waker()
+        self.inner.waker(self.core)
     }
 }
 

@@ -707,7 +707,12 @@ impl Wal {
     /// Writes the header of a begun segment, once all groups before it are submitted: it carries their last CRC.
     fn headers(&mut self, out: &mut Vec<WalOut>) {
         let first_waiting = self.closed.front().or(self.open.as_ref()).map_or(self.next_lsn, |group| group.lsn);
-        let Some(i) = self.live.iter().position(|s| s.header == HeaderState::Unwritten) else { return };
+        // They are written in order. What is looked at is behind those that are: this is asked in every turn.
+        let unwritten = self.live.iter().rev().take_while(|s| s.header == HeaderState::Unwritten).count();
+        if unwritten == 0 {
+            return;
+        }
+        let i = self.live.len() - unwritten;
         if self.live[i].first_lsn > first_waiting {
             return;
         }

@@ -40,6 +40,9 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// In the order in which their boundaries are counted.
+    pub const ALL: [Kind; 3] = [Kind::OneCore, Kind::TwoCores, Kind::Cluster];
+
     fn shape(self) -> Shape {
         let (brokers, cores) = match self {
             Kind::OneCore => (1, 1),
@@ -96,7 +99,15 @@ impl Boundaries {
     }
 
     pub fn total(&self) -> u64 {
-        self.one + self.two + self.cluster
+        Kind::ALL.map(|kind| self.of_kind(kind)).iter().sum()
+    }
+
+    pub fn of_kind(&self, kind: Kind) -> u64 {
+        match kind {
+            Kind::OneCore => self.one,
+            Kind::TwoCores => self.two,
+            Kind::Cluster => self.cluster,
+        }
     }
 
     /// Those to try if `max` are too many to try more, and which of them that is: each, or every n-th.

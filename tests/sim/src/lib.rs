@@ -10,7 +10,7 @@
 //! `cluster_faults.rs` with a cluster; `scenario.rs` one seed from start to judgement; `judgement.rs` what damage may
 //! do to what clients saw, and what not; `crash_points.rs` a crash at every boundary of a short life; `pumps.rs` three
 //! pumps without Kafka's wire, `replicas.rs` one seed of them; `planted.rs` mistakes that have to be found; `runner.rs`
-//! many seeds on some threads.
+//! many seeds on some threads, `figures.rs` how fast they are; `page.rs` pages whose tables are made.
 #![allow(clippy::unwrap_used, reason = "a simulation that meets what can not be ends, and its seed is named")]
 
 pub mod batches;
@@ -19,11 +19,13 @@ pub mod cluster_faults;
 pub mod crash_points;
 pub mod epochs;
 pub mod faults;
+pub mod figures;
 pub mod judgement;
 pub mod kit;
 pub mod ledger;
 pub mod members;
 pub mod onlookers;
+pub mod page;
 pub mod planted;
 pub mod producers;
 pub mod pumps;

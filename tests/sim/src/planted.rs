@@ -7,12 +7,11 @@
 
 use crate::scenario::{Mode, Setup};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-/// Between these lines of a page stands the table that `--markdown` writes.
+/// Behind this line of a page stands the table that `--markdown` writes.
 pub const TABLE_BEGINS: &str = "<!-- made by: camus-sim planted --markdown -->";
-pub const TABLE_ENDS: &str = "<!-- end of what camus-sim made -->";
 
 const LONE: Setup = Setup { mode: Mode::Run, brokers: Some(1) };
 const DAMAGE: Setup = Setup { mode: Mode::Damage, brokers: Some(1) };
@@ -52,21 +51,6 @@ pub fn run(asked: &Asked) -> bool {
     without_bugs::run(asked)
 }
 
-/// Puts the table between its two lines.
-pub fn write_table(page: &Path, table: &str) -> Result<(), String> {
-    let text = std::fs::read_to_string(page).map_err(|error| format!("{}: {error}", page.display()))?;
-    let with_table = replaced(&text, table).ok_or_else(|| {
-        format!("{}: there is no line `{TABLE_BEGINS}` with `{TABLE_ENDS}` behind it", page.display())
-    })?;
-    std::fs::write(page, with_table).map_err(|error| format!("{}: {error}", page.display()))
-}
-
-fn replaced(text: &str, table: &str) -> Option<String> {
-    let begin = text.find(TABLE_BEGINS)? + TABLE_BEGINS.len();
-    let end = begin + text[begin..].find(TABLE_ENDS)?;
-    Some(format!("{}\n{table}{}", &text[..begin], &text[end..]))
-}
-
 /// A mistake that was found, as one line says it and another process reads it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caught {
@@ -102,7 +86,8 @@ impl Caught {
 
 #[cfg(feature = "planted")]
 pub mod with_bugs {
-    use super::{Asked, CLUSTER, Caught, DAMAGE, LONE, REPLICAS, write_table};
+    use super::{Asked, CLUSTER, Caught, DAMAGE, LONE, REPLICAS, TABLE_BEGINS};
+    use crate::page::write_table;
     use crate::runner::{command, names, run_caught, spread};
     use crate::scenario::{Run, Setup};
     use camus_engine::planted::{Bug, plant};
@@ -203,7 +188,7 @@ pub mod with_bugs {
             }
         }
         let written = match &asked.markdown {
-            Some(page) if missed == 0 => write_table(page, &format!("{HEAD}{rows}")),
+            Some(page) if missed == 0 => write_table(page, TABLE_BEGINS, &format!("{HEAD}{rows}")),
             Some(_) => Err("the table is not written: something was missed".to_owned()),
             None => Ok(()),
         };
@@ -350,13 +335,5 @@ mod tests {
         };
         assert_eq!(Caught::parse(&caught.line()), Some(caught));
         assert_eq!(Caught::parse("reuse-offset: NOT CAUGHT in 500 seeds"), None);
-    }
-
-    /// Lost if it fails: what a page says around its table.
-    #[test]
-    fn a_table_replaces_the_one_before_it_and_nothing_else() {
-        let page = format!("a\n{TABLE_BEGINS}\nold\n{TABLE_ENDS}\nb\n");
-        assert_eq!(replaced(&page, "new\n"), Some(format!("a\n{TABLE_BEGINS}\nnew\n{TABLE_ENDS}\nb\n")));
-        assert_eq!(replaced("a\n", "new\n"), None);
     }
 }

@@ -7,7 +7,8 @@ use crate::rt::rng::Rng;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-pub(super) type Sector = [u8; SECTOR_BYTES];
+/// On the heap: sectors go from the cache to the media, and from node to node of their maps.
+pub(super) type Sector = Box<[u8; SECTOR_BYTES]>;
 
 const SECTORS_PER_BLOCK: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
 
@@ -57,15 +58,15 @@ impl SimFile {
     pub fn write(&mut self, at: u64, buf: &BlockBuf, mut fate: impl FnMut(u64) -> Fate) {
         let within = at / SECTOR_BYTES as u64..self.len / SECTOR_BYTES as u64;
         for (sector, bytes) in within.zip(buf.bytes.chunks_exact(SECTOR_BYTES)) {
-            let bytes: Sector = bytes.try_into().expect("chunks of that length");
+            let bytes = || -> Sector { Box::new(bytes.try_into().expect("chunks of that length")) };
             match fate(sector) {
                 Fate::Lost => {}
                 Fate::Volatile => {
-                    self.volatile.insert(sector, bytes);
+                    self.volatile.insert(sector, bytes());
                 }
                 Fate::Durable => {
                     self.volatile.remove(&sector);
-                    self.durable.insert(sector, bytes);
+                    self.durable.insert(sector, bytes());
                 }
             }
         }

@@ -60,8 +60,11 @@ impl HostClock {
     }
 
     pub fn mono(&self, now: Mono) -> Mono {
-        let passed = now.since(self.since).as_nanos() * self.rate() / MILLION as u128;
-        self.told + Duration::from_nanos(u64::try_from(passed).unwrap_or(u64::MAX))
+        let passed = now.since(self.since);
+        if self.ppm == 0 {
+            return self.told + passed;
+        }
+        self.told + Duration::from_nanos(scaled(passed, self.rate()))
     }
 
     /// The first moment of the world at which monotonic time is `at`, or later.
@@ -75,6 +78,16 @@ impl HostClock {
     pub fn wall_ms(&self, now: Mono) -> i64 {
         let passed = self.mono(now).since(Mono(0) + self.uptime);
         self.wall_offset_ms + i64::try_from(passed.as_millis()).expect("a world lasts less than that")
+    }
+}
+
+/// At this rate, ns. What is short enough is divided in 64 bits: cores look at their clocks all the time, and a wide
+/// division takes longer than all else that there is to it.
+fn scaled(passed: Duration, rate: u128) -> u64 {
+    let narrow = u64::try_from(passed.as_nanos()).ok().and_then(|ns| ns.checked_mul(u64::try_from(rate).ok()?));
+    match narrow {
+        Some(product) => product / MILLION as u64,
+        None => u64::try_from(passed.as_nanos() * rate / MILLION as u128).unwrap_or(u64::MAX),
     }
 }
 
@@ -132,5 +145,29 @@ impl Path {
     pub(super) fn words(&self) -> [u64; 4] {
         let flags = u64::from(self.is_clogged) | u64::from(self.is_cut) << 1 | (self.connects as u64) << 2;
         [self.delay.as_nanos() as u64, self.jitter.as_nanos() as u64, self.loss_percent, flags]
+    }
+}
+
+/// The ways between all machines; as usual where nothing is set.
+#[derive(Default)]
+pub(super) struct Paths {
+    /// By the machine from which, and to which; short where nothing is set.
+    set: Vec<Vec<Path>>,
+}
+
+impl Paths {
+    pub fn get(&self, from: usize, to: usize) -> Path {
+        self.set.get(from).and_then(|paths| paths.get(to)).copied().unwrap_or_default()
+    }
+
+    pub fn set(&mut self, from: usize, to: usize, path: Path) {
+        if self.set.len() <= from {
+            self.set.resize(from + 1, vec![]);
+        }
+        let paths = &mut self.set[from];
+        if paths.len() <= to {
+            paths.resize(to + 1, Path::default());
+        }
+        paths[to] = path;
     }
 }

@@ -1,20 +1,25 @@
 //! `camus-sim run --seeds 0..2000`: whole brokers in the simulator; `damage`: the same on disks that are damaged;
 //! `crash-points`: a crash at every boundary of a short life; `replicas`: three pumps; `planted`: that mistakes are
-//! found; `trace`: that a seed is the same every time.
+//! found; `trace`: that a seed is the same every time; `figures`: how fast all of it is.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line")]
 #![allow(clippy::disallowed_methods, reason = "how fast it runs is measured in real time")]
 
 use camus_history::history::{from_lines, to_lines};
-use camus_sim::crash_points::{Boundaries, TRIED_MAX, Tried};
+use camus_sim::crash_points::{Boundaries, Kind, TRIED_MAX, Tried};
+use camus_sim::figures::{self, Speeds, Took, run_timed};
 use camus_sim::kit::BROKERS;
 use camus_sim::planted::{self, Asked};
-use camus_sim::runner::{line, names, run_all, run_caught, spread};
+use camus_sim::runner::{line, names, run_caught, spread};
 use camus_sim::scenario::{Mode, Run, Setup};
 use clap::{Parser, Subcommand};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+
+/// The broker's own, which the simulator runs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Parser)]
 #[command(name = "camus-sim", about = "Whole brokers in the simulator, from seeds")]
@@ -117,6 +122,12 @@ enum Command {
         #[arg(long)]
         history: Option<PathBuf>,
     },
+    /// Measures how fast the simulator is, and counts where lives are crashed.
+    Figures {
+        /// The page whose table of figures is written anew.
+        #[arg(long)]
+        markdown: Option<PathBuf>,
+    },
     /// Judges a history that something else wrote.
     Check { history: PathBuf },
 }
@@ -157,6 +168,7 @@ fn main() -> ExitCode {
             trace(&run);
             history.is_none_or(|path| written(std::fs::write(path, to_lines(&run.events)))) && run.failures.is_empty()
         }
+        Command::Figures { markdown } => figures::run(markdown.as_deref()),
         Command::Check { history } => check(&history),
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -167,19 +179,14 @@ fn main() -> ExitCode {
 struct Sum {
     passed: u64,
     failed: u64,
-    virtual_time: Duration,
-    /// The same once for each broker.
-    broker_time: Duration,
-    clusters: u64,
+    speeds: Speeds,
     refused: u64,
     unread: u64,
 }
 
 impl Sum {
-    fn add(&mut self, run: &Run) {
-        self.virtual_time += run.virtual_time;
-        self.broker_time += run.virtual_time * run.brokers as u32;
-        self.clusters += u64::from(run.brokers > 1);
+    fn add(&mut self, run: &Run, took: Took) {
+        self.speeds.add(run, took);
         self.refused += u64::from(run.refused.is_some());
         self.unread += run.unread;
         if run.failures.is_empty() {
@@ -194,15 +201,20 @@ impl Sum {
 fn run(setup: Setup, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
     let (begun, jobs) = (Instant::now(), jobs.max(1));
     let mut sum = Sum::default();
-    run_all(setup, seeds, Duration::from_secs(virtual_s), jobs, |run| sum.add(&run));
+    run_timed(setup, seeds, Duration::from_secs(virtual_s), jobs, |run, took| sum.add(&run, took));
     let real_s = begun.elapsed().as_secs_f64().max(1e-9);
-    let seeds_a_minute = 60.0 * (sum.passed + sum.failed) as f64 / real_s;
-    let (speed, broker_speed) = (sum.virtual_time.as_secs_f64() / real_s, sum.broker_time.as_secs_f64() / real_s);
+    let seeds = sum.passed + sum.failed;
+    let (seeds_a_minute, virtual_s) = (60.0 * seeds as f64 / real_s, sum.speeds.virtual_time().as_secs_f64());
     if setup.mode != Mode::Run {
         println!("{} starts were refused, {} partitions could not be read to their end", sum.refused, sum.unread);
     }
-    println!("{} of {} seeds were a cluster of {BROKERS}", sum.clusters, sum.passed + sum.failed);
-    println!("{speed:.1} virtual seconds per real second, {broker_speed:.1} broker-seconds, {jobs} threads");
+    let Speeds { lone, clusters } = sum.speeds;
+    println!("{seeds} seeds: {virtual_s:.0} virtual seconds in {real_s:.1} real seconds, {jobs} threads");
+    for (speed, what) in [(clusters, format!("clusters of {BROKERS}")), (lone, "lone brokers".to_owned())] {
+        if speed.seeds > 0 {
+            println!("{} {what}: virtual seconds: {speed}", speed.seeds);
+        }
+    }
     println!("{seeds_a_minute:.1} seeds per minute");
     println!("{} passed, {} failed", sum.passed, sum.failed);
     sum.failed == 0
@@ -218,7 +230,6 @@ fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
             return false;
         }
     };
-    let Boundaries { one, two, cluster, .. } = boundaries;
     let chosen = match only {
         Some(boundary) if (1..=boundaries.total()).contains(&boundary) => vec![boundary],
         Some(boundary) => {
@@ -233,9 +244,10 @@ fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
             chosen
         }
     };
-    let (mut passed, mut failed) = (0u64, 0u64);
+    let (mut passed, mut failed, mut of_kind) = (0u64, 0u64, [0u64; Kind::ALL.len()]);
     let try_nth = |n: u64| boundaries.try_one(chosen[n as usize]);
     spread(0..chosen.len() as u64, jobs, try_nth, |tried| {
+        of_kind[tried.kind as usize] += 1;
         if tried.failures.is_empty() {
             passed += 1;
         } else {
@@ -244,7 +256,9 @@ fn crash_points(seed: u64, only: Option<u64>, jobs: usize) -> bool {
         }
     });
     let real_s = begun.elapsed().as_secs_f64();
-    println!("{one} boundaries on one core, {two} on two, {cluster} of a leader among {BROKERS}");
+    for (kind, tried) in Kind::ALL.into_iter().zip(of_kind) {
+        println!("{kind}: {tried} of {} boundaries tried", boundaries.of_kind(kind));
+    }
     println!("{} tried, each without power and as a process", chosen.len());
     println!("{real_s:.1} s, {jobs} threads");
     println!("{passed} passed, {failed} failed");
