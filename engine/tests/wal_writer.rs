@@ -249,7 +249,7 @@ fn a_full_disk_is_refused_and_heals_by_itself() {
         host.settle();
     }
     assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
-    assert_eq!(host.wal.no_space_why(10_000), Some(NoSpaceWhy::DiskFull));
+    assert_eq!(host.wal.no_space_why(10_000, 0), Some(NoSpaceWhy::DiskFull));
     assert_eq!(host.poisoned, None);
     let retry = host.wal.next_deadline().expect("it is tried again");
     host.settle();
@@ -274,14 +274,14 @@ fn at_the_limit_what_frees_space_still_has_room_and_a_release_heals() {
     }
     assert_eq!(host.volume.files.len(), 4);
     assert_eq!(host.wal.room_for(10_000), Room::NoSpace);
-    assert_eq!(host.wal.no_space_why(10_000), Some(NoSpaceWhy::Limit));
+    assert_eq!(host.wal.no_space_why(10_000, 0), Some(NoSpaceWhy::Limit));
     assert_eq!(host.wal.room_for_reserved(10_000), Room::Yes, "a trim must be logged");
     host.append_reserved(&[2; 10_000]);
     host.settle();
     assert_eq!(host.wal.room_for(10), Room::NoSpace, "not in what was begun for the reserve");
     host.release(SegmentSeq(3));
     host.settle();
-    assert_eq!((host.wal.room_for(10_000), host.wal.no_space_why(10_000)), (Room::Yes, None));
+    assert_eq!((host.wal.room_for(10_000), host.wal.no_space_why(10_000, 0)), (Room::Yes, None));
     host.append_durable(&[3; 10_000]);
     assert_eq!(host.volume.files.len(), 4, "released files are used again");
 }
@@ -321,7 +321,7 @@ fn a_thousand_restarts_at_the_limit_take_two_segments_at_most() {
                 host.settle();
             }
             assert_eq!(host.wal.room_for(10_000), Room::Yes, "freed space brings it back after {restart} restarts");
-            assert_eq!(host.wal.no_space_why(10_000), None);
+            assert_eq!(host.wal.no_space_why(10_000, 0), None);
             host.append_durable(&[3; 10_000]);
             freed += 1;
         }
@@ -357,7 +357,7 @@ fn at_the_limit_a_full_segment_is_followed_by_one_for_the_reserve_only() {
     assert_eq!(host.volume.files.len(), 5);
     host.append_reserved(&[2; BLOCK]);
     host.settle();
-    assert_eq!((host.wal.room_for(1), host.wal.no_space_why(1)), (Room::NoSpace, Some(NoSpaceWhy::Limit)));
+    assert_eq!((host.wal.room_for(1), host.wal.no_space_why(1, 0)), (Room::NoSpace, Some(NoSpaceWhy::Limit)));
     assert_eq!(host.wal.no_space_for_reserved_why(BLOCK), None);
 }
 

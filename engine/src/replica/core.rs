@@ -112,6 +112,8 @@ pub struct Replica {
     reported: Index,
     /// Every voter has flushed all entries up to here: known as a leader, or heard from one. Stays true.
     matched: Index,
+    /// Its leader has said that what this replica lacks is in its log no more.
+    left_behind: bool,
     /// The term in which this replica serves: it leads, and an entry of this term was reported as committed.
     serving: Option<Term>,
 }
@@ -158,6 +160,7 @@ impl Replica {
             number_durable: 0,
             reported: applied,
             matched: Index(0),
+            left_behind: false,
             serving: None,
         }
     }
@@ -222,6 +225,30 @@ impl Replica {
         self.matched.max(Index(least))
     }
 
+    /// What this replica lacks is in its leader's log no more: it gets no entries from it, ever.
+    pub fn is_left_behind(&self) -> bool {
+        self.left_behind && self.raw.raft.state == StateRole::Follower
+    }
+
+    /// As a leader: whether what the other voter lacks is compacted here.
+    fn leaves_behind(&self, other: u64) -> bool {
+        let next = self.raw.raft.prs().get(other).map(|progress| progress.next_idx);
+        next.is_some_and(|next| next <= self.raw.store().before().0)
+    }
+
+    /// As a leader that serves: has a voter lead that has every entry and was heard of lately, if one of these is `fit`.
+    /// Until that is done, or has not come about in the time of an election, nothing can be proposed.
+    pub fn hand_over(&mut self, fit: impl Fn(u64) -> bool) {
+        let (me, last) = (self.me, self.last().0);
+        let has_all = |progress: &raft::Progress| progress.matched == last && progress.recent_active;
+        let is_next =
+            |(id, progress): (&u64, &raft::Progress)| (*id != me && has_all(progress) && fit(*id)).then_some(*id);
+        let to = self.raw.raft.prs().iter().find_map(is_next);
+        if let Some(to) = to.filter(|_| self.is_leader()) {
+            self.raw.transfer_leader(to);
+        }
+    }
+
     /// The term, vote and commit index of now: what has to be in a segment that outlives the one with the last record.
     pub fn hard_state(&self) -> HardState {
         HardState { term: self.logged.0, vote: self.logged.1, commit: self.commit() }
@@ -265,7 +292,7 @@ impl Replica {
     }
 
     /// A message from another replica. What comes of it is in the next [`Replica::ready`].
-    pub fn step(&mut self, message: Message) -> Result<(), StepError> {
+    pub fn step(&mut self, mut message: Message) -> Result<(), StepError> {
         let Message { shard, from, to, .. } = message;
         if shard != self.shard || to != self.me {
             return Err(StepError::NotForMe { shard, to, my_shard: self.shard, me: self.me });
@@ -284,8 +311,14 @@ impl Replica {
             after = entry.id.index;
         }
         let matched = if message.kind == MessageKind::Heartbeat { message.matched } else { Index(0) };
+        let is_of_its_leader = message.kind == MessageKind::Heartbeat && message.term >= self.term();
+        // ours, not Raft's
+        let says = if message.kind.is_heart() { std::mem::take(&mut message.reject) } else { false };
         self.raw.step(message.into_raft()).map_err(|e| StepError::Refused { why: e.to_string() })?;
         self.matched = self.matched.max(matched.min(self.last()));
+        if is_of_its_leader {
+            self.left_behind = says;
+        }
         Ok(())
     }
 
@@ -330,13 +363,15 @@ impl Replica {
 
     fn send(&self, messages: Vec<eraftpb::Message>, out: &mut ReadyOut) {
         let mended = messages.into_iter().filter_map(|m| self.mend(Message::from_raft(self.shard, m)));
-        out.messages.extend(mended.map(|m| self.with_matched(m)));
+        out.messages.extend(mended.map(|m| self.with_ours(m)));
     }
 
-    /// Followers hear in heartbeats what nobody needs any more: one of them may lead next, and gives it to others.
-    fn with_matched(&self, mut message: Message) -> Message {
+    /// Followers hear in heartbeats what nobody needs any more: one of them may lead next, and gives it to others. And
+    /// whether they are left behind.
+    fn with_ours(&self, mut message: Message) -> Message {
         if message.kind == MessageKind::Heartbeat {
             message.matched = self.matched();
+            message.reject = self.leaves_behind(message.to);
         }
         message
     }

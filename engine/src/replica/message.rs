@@ -38,6 +38,11 @@ impl MessageKind {
         MessageKind::ReadIndexResponse,
     ];
 
+    /// Raft says nothing with `reject` in these: it is free for what we say.
+    pub fn is_heart(self) -> bool {
+        matches!(self, MessageKind::Heartbeat | MessageKind::HeartbeatResponse)
+    }
+
     fn to_raft(self) -> MessageType {
         match self {
             MessageKind::Append => MessageType::MsgAppend,
@@ -83,6 +88,8 @@ pub struct Message {
     pub commit_term: Term,
     /// Ours, not Raft's; in a heartbeat: every voter has flushed all entries up to this one. 0: nothing is known.
     pub matched: Index,
+    /// In a heartbeat ours, not Raft's: what the receiver lacks is in the sender's log no more. In the response to one:
+    /// the log of who answers is at its limit, and is to be waited for.
     pub reject: bool,
     pub reject_hint: Index,
     /// Opaque to others; a few bytes.

@@ -182,6 +182,8 @@ pub struct Core {
     unpersisted: VecDeque<(Lsn, ShardId, u64)>,
     reads: DiskReads,
     pub(super) peers: Peers,
+    /// Another voter's log is at its limit: what it is sent must find room there.
+    waits_for_others: bool,
     pub(super) rng: Rng,
     watches: Watches,
     /// When a replica ticks next.
@@ -237,6 +239,7 @@ impl Core {
         let core = Core {
             reads: DiskReads::new(config.reads_bytes_max),
             peers: Peers::default(),
+            waits_for_others: false,
             rng: Rng::new(seed),
             watches: Watches::default(),
             snapshots: super::snapshot::Snapshots::default(),
@@ -358,7 +361,7 @@ impl Core {
     /// not be written now. At the limit of the log, or on a full disk, only a command that `frees_space` is taken: what
     /// is left is for these, and any number of others may come.
     pub fn propose_meta(&mut self, ticket: Option<Ticket>, command: Bytes, frees_space: bool) -> bool {
-        let is_short = !frees_space && self.wal.room_for(command.len()) == Room::NoSpace;
+        let is_short = !frees_space && self.room_for_own(command.len()) == Room::NoSpace;
         if self.poisoned || is_short || self.wal.room_for_reserved(command.len()) != Room::Yes {
             return false;
         }
@@ -414,6 +417,7 @@ impl Core {
         if now >= self.next_release {
             self.next_release = now + RELEASE_EVERY;
             self.release(out);
+            self.hand_over();
         }
         while let Some(parked) = self.parked.pop_front() {
             if let Some(still) = self.produce(now, wall, parked, out) {
@@ -421,6 +425,7 @@ impl Core {
                 break;
             }
         }
+        self.waits_for_others = self.peers.is_one_at_limit(now);
         self.take_parked(now, out);
         self.append_snapshots();
         self.readies(now, out);
@@ -462,7 +467,14 @@ impl Core {
         if !self.is_serving() {
             return self.no_space_for_elections_why();
         }
-        self.wal.no_space_why(limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max()))
+        let others = self.waits_for_others.then_some(NoSpaceWhy::Limit);
+        let bytes = limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max());
+        others.or_else(|| self.wal.no_space_why(bytes, self.left_to_others()))
+    }
+
+    /// For what is taken in here, and not from another leader.
+    fn room_for_own(&self, bytes: usize) -> Room {
+        if self.waits_for_others { Room::NoSpace } else { self.wal.room_leaving(bytes, self.left_to_others()) }
     }
 
     /// Why even what frees space, and the election of a start, finds no space, if so.
@@ -513,7 +525,7 @@ impl Core {
         let done = if bytes > limit {
             Err(Refusal::TooLarge { bytes, limit })
         } else {
-            match self.wal.room_for(bytes) {
+            match self.room_for_own(bytes) {
                 Room::Yes => {
                     self.stats.stages.queue.record_ns(now.0.saturating_sub(parked.asked.0));
                     self.append_batch(now, wall, &parked, out)
@@ -690,6 +702,7 @@ impl Core {
                 (out.meta_leading, out.meta_unled) = (false, true);
             }
         }
+        self.say_in(&mut ready.messages);
         self.peers.post(ready.messages.drain(..), out);
         self.note_leader(id);
         if let Some(last) = ready.committed.last() {

@@ -210,6 +210,8 @@ impl Tail {
 
 // ------------------------------------------------------------------------------------------------- sending
 
+const AT_LIMIT_HEARD: Duration = Duration::from_millis(limits::REPLICA_AT_LIMIT_HEARD_MS);
+
 /// Bit 62, without bit 63: the WAL's own operations have neither, the reads for readers have bit 63.
 const READ_OP: u64 = 1 << 62;
 
@@ -272,9 +274,35 @@ pub(super) struct Peers {
     next_read: u64,
     /// Messages that came and found no room in the WAL, in their order.
     pub parked: VecDeque<ToPeer>,
+    /// Voters that have said that their log is at its limit, and when they did so last.
+    at_limit: BTreeMap<u64, Mono>,
 }
 
 impl Peers {
+    /// A voter has answered a heartbeat.
+    pub fn heard(&mut self, now: Mono, from: u64, is_at_limit: bool) {
+        if is_at_limit {
+            self.at_limit.insert(from, now);
+        } else {
+            self.at_limit.remove(&from);
+        }
+    }
+
+    /// Some voter's log is at its limit, as far as was heard lately.
+    pub fn is_one_at_limit(&mut self, now: Mono) -> bool {
+        self.at_limit.retain(|_, heard| now.since(*heard) < AT_LIMIT_HEARD);
+        !self.at_limit.is_empty()
+    }
+
+    pub fn is_at_limit(&self, voter: u64) -> bool {
+        self.at_limit.contains_key(&voter)
+    }
+
+    /// A message of this shard with entries waits for room: another one with what comes next would be refused.
+    pub fn has_parked(&self, shard: ShardId) -> bool {
+        self.parked.iter().any(|parked| parked.message.shard == shard)
+    }
+
     /// Takes what a replica wants sent. Appends leave with [`Self::send`], everything else now.
     pub fn post(&mut self, messages: impl Iterator<Item = Message>, out: &mut Out) {
         for message in messages {

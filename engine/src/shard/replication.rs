@@ -9,7 +9,7 @@ use super::peers::{self, EntryBody, ToPeer};
 use crate::limits;
 use crate::replica::{Message, MessageKind};
 use crate::types::{Mono, SegmentSeq, ShardId};
-use crate::wal::{RecordKind, Room};
+use crate::wal::{NoSpaceWhy, RecordKind, Room};
 
 impl Core {
     /// There are other brokers, each with a replica of every shard.
@@ -31,8 +31,11 @@ impl Core {
             tracing::warn!(core = self.config.core.0, from = from.message.from, %fault, "a message is dropped");
             return;
         }
+        if from.message.kind == MessageKind::HeartbeatResponse {
+            self.peers.heard(now, from.message.from, from.message.reject);
+        }
         // One that follows on entries that wait would be refused for want of them.
-        let is_behind = from.message.kind == MessageKind::Append && !self.peers.parked.is_empty();
+        let is_behind = from.message.kind == MessageKind::Append && self.peers.has_parked(from.message.shard);
         let waits = if is_behind { Some(from) } else { self.take_message(now, from, out) };
         if let Some(waits) = waits {
             self.peers.park(waits);
@@ -69,24 +72,61 @@ impl Core {
         None
     }
 
-    /// Tries again what found no room, in its order.
+    /// Tries again what found no room: of each shard in its order. What one shard waits for does not hold up another,
+    /// whose entries may be those that free space.
     pub(super) fn take_parked(&mut self, now: Mono, out: &mut Out) {
-        while let Some(parked) = self.peers.parked.pop_front() {
-            if let Some(still) = self.take_message(now, parked, out) {
-                return self.peers.parked.push_front(still);
-            }
+        for parked in std::mem::take(&mut self.peers.parked) {
+            let is_behind = self.peers.has_parked(parked.message.shard);
+            let waits = if is_behind { Some(parked) } else { self.take_message(now, parked, out) };
+            self.peers.parked.extend(waits);
         }
     }
 
-    /// Batches leave the last spare segment to what frees space, as a leader's own do.
+    /// Batches and commands leave the last spare segment to what frees space. They may have what a leader's own leave
+    /// to them: what another leader has taken has to be passed on the way to the deletion behind it.
     fn has_room_for(&self, bodies: &[EntryBody]) -> bool {
         let bytes = peers::room_bytes(bodies);
-        let room = if bodies.iter().any(|entry| entry.head.kind == RecordKind::Batch) {
-            self.wal.room_for(bytes)
-        } else {
-            self.wal.room_for_reserved(bytes)
-        };
+        let room = if is_ordinary(bodies) { self.wal.room_for(bytes) } else { self.wal.room_for_reserved(bytes) };
         room == Room::Yes
+    }
+
+    /// Segments that what this broker takes in as a leader leaves to entries of other leaders.
+    pub(super) fn left_to_others(&self) -> usize {
+        let divisor = limits::REPLICA_OTHERS_SEGMENTS_DIVISOR;
+        if self.several() { self.config.wal.segments_max / divisor } else { 0 }
+    }
+
+    /// No leader is to take in more before something is deleted: the entries that this log lacks have to find room in
+    /// what is left to them. If they will not, nobody is to wait.
+    pub(super) fn asks_to_wait(&self) -> bool {
+        let why = self.wal.no_space_why(0, self.left_to_others());
+        self.several() && why == Some(NoSpaceWhy::Limit) && !self.is_left()
+    }
+
+    /// This log does not catch up any more, whatever is deleted: entries that it lacks are nowhere, or find no room.
+    fn is_left(&self) -> bool {
+        let finds_none = |parked: &ToPeer| {
+            is_ordinary(&parked.bodies) && self.wal.no_space_why(peers::room_bytes(&parked.bodies), 0).is_some()
+        };
+        self.shards.values().any(|shard| shard.replica.is_left_behind()) || self.peers.parked.iter().any(finds_none)
+    }
+
+    /// A log at its limit that nobody waits for can lead nothing: another broker is to.
+    pub(super) fn hand_over(&mut self) {
+        if !self.several() || !self.is_left() || self.wal.no_space_why(0, self.left_to_others()).is_none() {
+            return;
+        }
+        for shard in self.shards.values_mut().filter(|shard| shard.replica.is_leader()) {
+            shard.replica.hand_over(|voter| !self.peers.is_at_limit(voter));
+            shard.dirty = true;
+        }
+    }
+
+    /// Puts what this log has to say into what its replicas answer to heartbeats.
+    pub(super) fn say_in(&self, messages: &mut [Message]) {
+        for message in messages.iter_mut().filter(|message| message.kind == MessageKind::HeartbeatResponse) {
+            message.reject = self.asks_to_wait();
+        }
     }
 
     fn step(&mut self, now: Mono, id: ShardId, message: Message, arrived: &[EntryBody], out: &mut Out) {
@@ -154,4 +194,9 @@ impl Core {
             shard.tail.forget_below(kept);
         }
     }
+}
+
+/// What may not have the last room. Whether a command frees space is not known here; it may have what is left to others.
+fn is_ordinary(bodies: &[EntryBody]) -> bool {
+    bodies.iter().any(|entry| matches!(entry.head.kind, RecordKind::Batch | RecordKind::Meta))
 }

@@ -74,8 +74,8 @@ pub enum NoSpaceWhy {
 /// Who asks for room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asks {
-    /// Whatever leaves a whole spare segment, within the limit, behind it.
-    Ordinary,
+    /// Whatever leaves a whole spare segment, within the limit, behind it, and so many segments more below the limit.
+    Ordinary { leaves: usize },
     /// What frees space or must not wait for it: also the last spare, and what is over the limit.
     Reserved,
 }
@@ -409,7 +409,13 @@ impl Wal {
     /// After a `Yes` several smaller records may be appended in the same turn instead: each counts its body, rounded up
     /// to 16, and, except for the first, 96 bytes more.
     pub fn room_for(&self, body_bytes: usize) -> Room {
-        self.ask(body_bytes, Asks::Ordinary)
+        self.ask(body_bytes, Asks::Ordinary { leaves: 0 })
+    }
+
+    /// As [`Self::room_for`], but leaves so many segments more below the limit, whether they are made or not: for
+    /// ordinary records of others.
+    pub fn room_leaving(&self, body_bytes: usize, leaves: usize) -> Room {
+        self.ask(body_bytes, Asks::Ordinary { leaves })
     }
 
     /// As [`Self::room_for`], but may use the last spare segment, and [`WAL_SEGMENTS_OVER_LIMIT_MAX`] segments over the
@@ -418,14 +424,14 @@ impl Wal {
         self.ask(body_bytes, Asks::Reserved)
     }
 
-    /// Why [`Self::room_for`] finds no space for such a body, if that is so. Nothing is asked for: it may be called at
-    /// any time. Neither buffers nor a segment that is on its way are a lack of space, and a disk that was full is full
+    /// Why [`Self::room_leaving`] finds no space for such a body, if so. Nothing is asked for: it may be called at any
+    /// time. Neither buffers nor a segment that is on its way are a lack of space, and a disk that was full is full
     /// until a segment was prepared, so the answer does not change back and forth.
-    pub fn no_space_why(&self, body_bytes: usize) -> Option<NoSpaceWhy> {
+    pub fn no_space_why(&self, body_bytes: usize, leaves: usize) -> Option<NoSpaceWhy> {
         if body_bytes > self.record_bytes_max() {
             return Some(NoSpaceWhy::Limit);
         }
-        match self.place_for(record_bytes(body_bytes), Asks::Ordinary) {
+        match self.place_for(record_bytes(body_bytes), Asks::Ordinary { leaves }) {
             Err(Lack::Space(why)) if !self.poisoned => Some(why),
             Err(_) | Ok(()) => None,
         }
@@ -493,10 +499,10 @@ impl Wal {
         let (spares, used) = (self.spares.len(), self.live.len() + self.dead_files);
         let on_the_way = usize::from(self.preparing);
         match asks {
-            Asks::Ordinary => {
+            Asks::Ordinary { leaves } => {
                 // spares that it takes, and one that it leaves
                 let needed = if fits_here { 1 } else { 2 };
-                if used + needed > self.config.segments_max {
+                if used + needed + leaves > self.config.segments_max {
                     Err(Lack::Space(NoSpaceWhy::Limit))
                 } else if spares >= needed {
                     Ok(())

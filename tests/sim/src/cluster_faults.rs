@@ -463,6 +463,18 @@ impl ClusterFaults {
         clients.resume_readers(cluster);
     }
 
+    /// Brokers that are not back: in the end each that is not gone has to come up, also one that was asked to stop before
+    /// the last fault was over.
+    pub fn not_back(&self, cluster: &Cluster) -> Vec<String> {
+        let is_back = |n: usize| {
+            let state = &self.states[n];
+            let is_up = cluster.is_up(n) && !cluster.has_failed(n) && state.kill_at.is_none();
+            state.gone.is_some() || is_up
+        };
+        let names = (0..self.states.len()).filter(|n| !is_back(*n)).map(|n| format!("broker {n} is not back"));
+        names.collect()
+    }
+
     /// One broker is lost for good, if all are there: what was acknowledged is with the others.
     pub fn lose_one(&mut self, cluster: &mut Cluster) {
         if self.gone().is_none() {

@@ -133,6 +133,14 @@ impl Trouble {
         }
     }
 
+    fn not_back(&self, cluster: &Cluster) -> Vec<String> {
+        match self {
+            // whoever has one broker alone notices that it is down
+            Trouble::One(_) => vec![],
+            Trouble::Several(faults) => faults.not_back(cluster),
+        }
+    }
+
     fn cuts(&self) -> &[Mono] {
         match self {
             Trouble::One(faults) => &faults.cuts,
@@ -249,17 +257,24 @@ impl Scenario {
         self.failures.push(Failure { name: name.to_owned(), text });
     }
 
-    /// Steps until nobody is left, for at most the time in which everybody has to get on. Who is left.
+    /// Steps until nobody is left, for at most the time in which everybody has to get on. Who is left: clients, and
+    /// brokers that nobody would start while it is looked what there is.
     fn until_done(&mut self, not_done: fn(&Clients) -> Vec<String>) -> Vec<String> {
         let ms = match self.setup.mode {
             Mode::Run | Mode::NoBudget | Mode::Replicas => PROGRESS_MS_MAX,
             Mode::Damage => PROGRESS_DAMAGED_MS_MAX,
         };
         let deadline = self.cluster.now() + Duration::from_millis(ms);
-        while self.cluster.now() < deadline && self.faults.refused().is_none() && !not_done(&self.clients).is_empty() {
+        loop {
+            let mut left = not_done(&self.clients);
+            if self.setup.mode == Mode::Run {
+                left.extend(self.faults.not_back(&self.cluster));
+            }
+            if left.is_empty() || self.cluster.now() >= deadline || self.faults.refused().is_some() {
+                return left;
+            }
             self.step(2_000);
         }
-        not_done(&self.clients)
     }
 
     /// No more faults: everybody gets on, and what there is then is read.
