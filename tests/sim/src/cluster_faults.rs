@@ -197,6 +197,15 @@ impl ClusterFaults {
         self.states.iter().find_map(|state| state.gone.as_ref())
     }
 
+    /// Nothing holds up what a broker answers: neither the way nor a broker that stands still.
+    pub fn answers_come(&self) -> bool {
+        self.planned.iter().all(|planned| match planned.change {
+            Change::PauseEnds | Change::Way { .. } => false,
+            // As those of a lone broker: what is at the end of a log is in memory.
+            Change::SlowDiskEnds(_) | Change::SpikesEnd(_) | Change::HangEnds(_) | Change::FullEnds(_) => true,
+        })
+    }
+
     pub fn step(&mut self, cluster: &mut Cluster, clients: &mut Clients) {
         if self.refused.is_some() {
             return;

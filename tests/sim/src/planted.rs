@@ -4,6 +4,7 @@
 //! Nothing that ships can make these mistakes: they are behind a feature. A build without it makes one that has it,
 //! lets that one run, and then runs the same seeds itself, which have to pass: so it was the mistake that was found.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "what it finds is said as it is found")]
+#![allow(clippy::disallowed_methods, reason = "how long it takes is measured in real time")]
 
 use crate::scenario::{Mode, Setup};
 use std::ops::Range;
@@ -23,8 +24,8 @@ pub const SETUPS: [Setup; 4] = [LONE, DAMAGE, CLUSTER, REPLICAS];
 /// What is asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// This mistake alone.
-    pub only: Option<String>,
+    /// These mistakes alone; all, where none is named.
+    pub only: Vec<String>,
     /// Each mistake is found within these.
     pub seeds: Range<u64>,
     pub virtual_s: u64,
@@ -91,6 +92,7 @@ pub mod with_bugs {
     use crate::runner::{command, names, run_caught, spread};
     use crate::scenario::{Run, Setup};
     use camus_engine::planted::{Bug, plant};
+    use std::time::Instant;
 
     /// Where a mistake can be seen, and as what.
     pub struct Case {
@@ -117,9 +119,12 @@ pub mod with_bugs {
 
     pub fn case(bug: Bug) -> Case {
         match bug {
+            // What was read before the restart is not there behind it, and then is there again.
+            Bug::ReuseOffset => {
+                seen(&[LONE], &["high-watermark-back", "read-and-lost", "inconsistent-offsets", "acknowledged-lost"])
+            }
             Bug::AcknowledgeBeforeFlush
             | Bug::FlushCoversNeighbours
-            | Bug::ReuseOffset
             | Bug::IgnoreShortWrite
             | Bug::RetryFailedFlush => {
                 seen(&[LONE], &["acknowledged-lost", "read-and-lost", "inconsistent-offsets", "moved", "start-refused"])
@@ -139,7 +144,7 @@ pub mod with_bugs {
             Bug::ServePastHighWatermark => seen(&[LONE], &["read-above-high-watermark", "read-and-lost"]),
             Bug::ApplyTwice => seen(&[LONE], &["start-refused", "panic"]),
             Bug::WrongEpochEnd => seen(&[LONE, CLUSTER], &["epoch-end"]),
-            Bug::LostWakeUp => seen(&[LONE], &["missed-wake-up"]),
+            Bug::LostWakeUp => seen(&[CLUSTER, LONE], &["missed-wake-up"]),
             Bug::StaleRecycledBuffer => {
                 seen(&[LONE], &["panic", "gap", "invented", "inconsistent-offsets", "unexpected-answer"])
             }
@@ -157,13 +162,14 @@ pub mod with_bugs {
     }
 
     pub fn run(asked: &Asked) -> bool {
-        let chosen: Vec<Bug> =
-            Bug::ALL.into_iter().filter(|bug| asked.only.as_ref().is_none_or(|only| bug.name() == only)).collect();
-        if chosen.is_empty() {
-            let all: Vec<&str> = Bug::ALL.iter().map(|bug| bug.name()).collect();
-            eprintln!("there is no such mistake: there are {}", all.join(", "));
+        let names_of_all = Bug::ALL.map(Bug::name);
+        if let Some(unknown) = asked.only.iter().find(|only| !names_of_all.contains(&only.as_str())) {
+            eprintln!("there is no mistake {unknown}: there are {}", names_of_all.join(", "));
             return false;
         }
+        let is_chosen = |bug: &Bug| asked.only.is_empty() || asked.only.iter().any(|only| only == bug.name());
+        let chosen: Vec<Bug> = Bug::ALL.into_iter().filter(is_chosen).collect();
+        let (begun, all) = (Instant::now(), chosen.len());
         let (mut caught, mut missed, mut rows) = (0u64, 0u64, String::new());
         for bug in chosen {
             plant(Some(bug));
@@ -186,6 +192,7 @@ pub mod with_bugs {
                     println!("{}: NOT CAUGHT in {} seeds", bug.name(), asked.seeds.end - asked.seeds.start);
                 }
             }
+            println!("  {} of {all} tried, {:.0} s", caught + missed, begun.elapsed().as_secs_f64());
         }
         let written = match &asked.markdown {
             Some(page) if missed == 0 => write_table(page, TABLE_BEGINS, &format!("{HEAD}{rows}")),
@@ -199,6 +206,8 @@ pub mod with_bugs {
         missed == 0 && written.is_ok()
     }
 
+    /// Who waits for a mistake to be found hears of it after so many seeds.
+    const SAID_EVERY: u64 = 50;
     const HEAD: &str = "| mistake | what it does | caught as | by seed | seeds needed |\n|---|---|---|---|---|\n";
 
     fn row(bug: Bug, caught: &Caught) -> String {
@@ -214,6 +223,9 @@ pub mod with_bugs {
         // Some at a time, and all of these are waited for.
         let at_once = 2 * jobs as u64;
         for from in (0..total).step_by(at_once as usize) {
+            if from / each / SAID_EVERY > from.saturating_sub(at_once) / each / SAID_EVERY {
+                println!("  {}: not yet in {} seeds", bug.name(), from / each);
+            }
             let mut failed: Option<(u64, Run)> = None;
             let one = |n: u64| {
                 let (setup, seed) = (setups[(n % each) as usize], asked.seeds.start + n / each);
@@ -249,10 +261,13 @@ mod without_bugs {
     use std::io::{BufRead, BufReader};
     use std::path::PathBuf;
     use std::process::{Command, Stdio};
+    use std::time::Instant;
 
     pub fn run(asked: &Asked) -> bool {
+        let begun = Instant::now();
         let Some((found, caught, last)) = child(asked) else { return false };
         let passed = control(asked, &caught);
+        println!("{:.0} s with the build, {} threads", begun.elapsed().as_secs_f64(), asked.jobs.max(1));
         if !last.is_empty() {
             println!("{last}");
         }
@@ -271,8 +286,8 @@ mod without_bugs {
         cargo.args(["--", "planted"]);
         cargo.arg("--seeds").arg(format!("{}..{}", asked.seeds.start, asked.seeds.end));
         cargo.arg("--virtual-s").arg(asked.virtual_s.to_string()).arg("--jobs").arg(asked.jobs.to_string());
-        if let Some(only) = &asked.only {
-            cargo.arg("--only").arg(only);
+        if !asked.only.is_empty() {
+            cargo.arg("--only").arg(asked.only.join(","));
         }
         if let Some(page) = &asked.markdown {
             cargo.arg("--markdown").arg(page);

@@ -77,9 +77,9 @@ enum Command {
     },
     /// Makes mistakes, one after the other, and sees that the seeds find each. Builds a camus-sim that can make them.
     Planted {
-        /// This mistake alone.
-        #[arg(long)]
-        only: Option<String>,
+        /// These mistakes alone: one,another.
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
         /// Each mistake has to be found within these.
         #[arg(long, value_parser = seeds, default_value = "0..500")]
         seeds: Range<u64>,
@@ -90,7 +90,7 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
         /// The page whose table of mistakes is written anew.
-        #[arg(long)]
+        #[arg(long, conflicts_with = "only")]
         markdown: Option<PathBuf>,
     },
     /// Crashes a short life of a broker at each of its boundaries: disk operations begun, in the cache, ended; answers.
