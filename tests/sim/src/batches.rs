@@ -24,6 +24,9 @@ fn take_varint(bytes: &mut &[u8]) -> i64 {
     }
 }
 
+/// The timestamp of all records.
+pub const RECORD_TIME_MS: i64 = 1_800_000_000_000;
+
 /// A record batch with these values, padded. `producer`: id, epoch, first sequence.
 pub fn batch(values: &[u64], padding: usize, producer: (i64, i16, i32)) -> Bytes {
     let mut records = Vec::new();
@@ -42,8 +45,8 @@ pub fn batch(values: &[u64], padding: usize, producer: (i64, i16, i32)) -> Bytes
     let mut tail = BytesMut::new();
     tail.put_i16(0); // attributes
     tail.put_i32(values.len() as i32 - 1);
-    tail.put_i64(1_800_000_000_000);
-    tail.put_i64(1_800_000_000_000);
+    tail.put_i64(RECORD_TIME_MS);
+    tail.put_i64(RECORD_TIME_MS);
     tail.put_i64(producer.0);
     tail.put_i16(producer.1);
     tail.put_i32(producer.2);

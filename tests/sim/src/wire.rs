@@ -1,5 +1,6 @@
 //! Kafka's wire from the client's side: requests, answers in the order of the requests, batches and what is in them.
 
+use crate::batches::RECORD_TIME_MS;
 pub use crate::batches::{batch, records};
 use crate::kit::{Cluster, PATIENCE, addr};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -199,6 +200,15 @@ impl Conn {
             };
             at = last + 1;
             all.extend(records);
+        }
+        if log_start < end {
+            // All records are of one time, so the first that is not older is the first that there is.
+            let first = self.list_offset(cluster, topic, of, RECORD_TIME_MS)?;
+            if first != log_start {
+                return Err(format!(
+                    "partition {partition} begins at {log_start}, and by time it was found to begin at {first}"
+                ));
+            }
         }
         Ok((log_start, all))
     }

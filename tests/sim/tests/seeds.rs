@@ -83,7 +83,7 @@ fn a_damaged_disk_is_refused_or_reported_and_never_served() {
 /// Lost if it fails: the same of one disk of three.
 #[test]
 fn one_damaged_disk_of_three_is_refused_or_reported_and_never_served() {
-    let (_, acks, _, refused) = all_pass(Setup { mode: Mode::Damage, brokers: Some(BROKERS) }, 0..8);
+    let (_, acks, _, refused) = all_pass(Setup { mode: Mode::Damage, brokers: Some(BROKERS) }, 0..16);
     assert!(acks > 50 && refused > 0, "{acks} batches acknowledged, {refused} starts refused");
 }
 
