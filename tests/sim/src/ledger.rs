@@ -22,6 +22,8 @@ pub struct Ledger {
     pub events: Vec<Event>,
     /// Answers that no client knows what to do with.
     pub unexpected: Vec<String>,
+    /// Readers that were told that what comes next is out of range, of a log that begins before.
+    pub beyond: Vec<String>,
     /// Fetches that slept though there was something for them.
     pub slept: Vec<String>,
     /// By partition: how far it was acknowledged, and since when somebody knows. Both only grow.

@@ -44,8 +44,8 @@ pub struct Reader {
     process: u32,
     partition: i32,
     next: i64,
-    /// It was told that this offset is out of range, when it asked then: it has to ask where the log begins.
-    astray: Option<(i64, Mono)>,
+    /// What is at `next` is gone: it has to ask where the log begins.
+    astray: bool,
     asked: Option<Asked>,
     reach: Reach,
     /// It takes nothing off its connection until then.
@@ -66,7 +66,7 @@ impl Reader {
             process,
             partition,
             next: 0,
-            astray: None,
+            astray: false,
             asked: None,
             reach: Reach::leader_of(partition),
             paused_until: None,
@@ -110,7 +110,7 @@ impl Reader {
         let invoked = cluster.now();
         self.looked_away = false;
         let at = (self.partition, self.reach.epoch());
-        if self.astray.is_some() {
+        if self.astray {
             conn.send(cluster, LIST_OFFSETS, &list_offsets(TOPIC, at, EARLIEST));
             self.asked = Some(Asked::Earliest { invoked });
         } else {
@@ -126,7 +126,7 @@ impl Reader {
         match found.error_code {
             0 => {}
             OFFSET_OUT_OF_RANGE => {
-                self.astray = Some((self.next, invoked));
+                self.astray = true;
                 return;
             }
             code => return self.refused(code, ledger),
@@ -158,14 +158,9 @@ impl Reader {
         }
         if offset <= self.next {
             let beyond = format!("{} is told that its offset is out of range; the log begins at {offset}", self.name());
-            ledger.unexpected.push(beyond);
-            // So the log ended before what was asked for.
-            if let Some((told @ 1.., asked)) = self.astray {
-                let list = ListOffset { partition: partition(self.partition), which: Which::Latest, offset: told - 1 };
-                ledger.add(self.process, asked, now, Op::ListOffset(list));
-            }
+            ledger.beyond.push(beyond);
         }
-        (self.next, self.astray) = (offset, None);
+        (self.next, self.astray) = (offset, false);
         let list = ListOffset { partition: partition(self.partition), which: Which::Earliest, offset };
         ledger.add(self.process, invoked, now, Op::ListOffset(list));
     }
@@ -183,7 +178,7 @@ impl Reader {
 
     /// A consumer that goes on from there.
     pub fn seek(&mut self, offset: i64) {
-        (self.next, self.astray) = (offset, None);
+        (self.next, self.astray) = (offset, false);
         self.asked = self.asked.take().map(|_| Asked::Dropped);
     }
 
@@ -223,7 +218,7 @@ impl Reader {
     pub fn name(&self) -> String {
         let Reader { process, partition, next, target, astray, refused, reach, .. } = self;
         let where_to = target.map_or(String::new(), |target| format!(", to {target}"));
-        let astray = if astray.is_some() { ", astray" } else { "" };
+        let astray = if *astray { ", astray" } else { "" };
         format!("reader {process} of partition {partition} (at {next}{where_to}{astray}, code {refused}, {reach})")
     }
 

@@ -79,7 +79,7 @@ impl Setup {
 }
 
 /// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`,
-/// `two-leaders`, `missed-wake-up`, `replicas-differ`, or `panic`.
+/// `offset-out-of-range`, `two-leaders`, `missed-wake-up`, `replicas-differ`, or `panic`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub name: String,
@@ -374,6 +374,9 @@ impl Scenario {
         if self.faults.cuts().is_empty() {
             for text in std::mem::take(&mut self.ledger.unexpected) {
                 self.fail("unexpected-answer", text);
+            }
+            for text in std::mem::take(&mut self.ledger.beyond) {
+                self.fail("offset-out-of-range", text);
             }
             for text in std::mem::take(&mut self.ledger.slept) {
                 self.fail("missed-wake-up", text);
