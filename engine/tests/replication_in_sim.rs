@@ -381,7 +381,7 @@ fn a_log_that_is_left_behind_is_not_waited_for_and_leads_nothing() {
     for seed in seeds(0..5) {
         let _seed = Seed(seed);
         let (p, q) = (route(1, 1), route(2, 2));
-        let (mut cluster, (a, b, c), mut n) = with_a_full_follower(seed, p, q);
+        let (mut cluster, (_, b, c), mut n) = with_a_full_follower(seed, p, q);
         // many times what is kept for a follower
         cluster.trim(q, None);
         cluster.run_ms(2_000);

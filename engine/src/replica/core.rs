@@ -231,8 +231,8 @@ impl Replica {
         next.is_some_and(|next| next <= self.raw.store().before().0)
     }
 
-    /// As a leader that serves: has a voter lead that has every entry and was heard of lately, if one of these is `fit`.
-    /// Until that is done, or has not come about in the time of an election, nothing can be proposed.
+    /// As a leader that serves: has a voter lead that has every entry and was heard of lately, if one of these is
+    /// `fit`. Until that is done, or has not come about in the time of an election, nothing can be proposed.
     pub fn hand_over(&mut self, fit: impl Fn(u64) -> bool) {
         let (me, last) = (self.me, self.last().0);
         let has_all = |progress: &raft::Progress| progress.matched == last && progress.recent_active;
