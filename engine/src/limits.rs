@@ -52,8 +52,8 @@ pub const REPLICA_LAG_SEGMENTS_DIVISOR: usize = 2;
 /// Of all segments that the log of one of several brokers may have, one of so many are left by what it takes in as a
 /// leader itself: for entries that other leaders have taken, and that have to be passed on the way to a deletion.
 pub const REPLICA_OTHERS_SEGMENTS_DIVISOR: usize = 4;
-/// How long it counts that a follower has said that its log is at its limit, ms: who is silent is not waited for. Longer
-/// than some heartbeats take.
+/// How long it counts that a follower has said that its log is at its limit, ms: who is silent is not waited for.
+/// Longer than some heartbeats take.
 pub const REPLICA_AT_LIMIT_HEARD_MS: u64 = 500;
 /// Bodies of one message between replicas, record heads included, unless one entry alone is larger: it must fit into a
 /// group beside others, where it is taken in. Also what is read from the disk at once for a follower.

@@ -322,6 +322,127 @@ fn deleted_data_gives_its_segments_back_on_every_replica() {
     }
 }
 
+/// Three brokers of which the first leads `p`, the second `q`, and the third none of them.
+fn led_by_two(cluster: &mut Cluster, p: Route, q: Route) -> (usize, usize, usize) {
+    for _ in 0..50 {
+        let (a, b) = (cluster.wait_leader(p.shard), cluster.wait_leader(q.shard));
+        if a != b {
+            return (a, b, BROKERS - a - b);
+        }
+        cluster.crash(a, Crash::Process);
+        cluster.run_ms(700);
+        cluster.start(a);
+        cluster.run_ms(700);
+    }
+    panic!("one broker leads all");
+}
+
+/// Fills `q` until its leader takes no more. What is written is deleted again, where that can be heard of.
+fn fill(cluster: &mut Cluster, q: Route, leader: usize, n: &mut u64) {
+    for round in 0..1_000 {
+        let request = cluster.send(leader, q, &nth(*n, 4_000));
+        let Answer::Produced(done) = cluster.wait(leader, request) else { panic!("it was produced") };
+        match done {
+            Ok(_) => *n += 1,
+            Err(Refusal::NoSpace) => return,
+            Err(other) => panic!("{other}"),
+        }
+        if round % 20 == 19 {
+            cluster.trim(q, None);
+            cluster.run_ms(1_500);
+        }
+    }
+    panic!("the log is not at its limit after {n} batches");
+}
+
+/// One broker, `c`, has a full log: the leader of `p` has deleted all of it, and can not tell it.
+fn with_a_full_follower(seed: u64, p: Route, q: Route) -> (Cluster, (usize, usize, usize), u64) {
+    let shape = Shape { segment_bytes: 64 * 1024, segments_max: 40, ..Shape::default() };
+    let mut cluster = Cluster::new(seed, shape, &[p, q]);
+    let (a, b, c) = led_by_two(&mut cluster, p, q);
+    for n in 0..110 {
+        cluster.produce(p, &nth(n, 4_000));
+    }
+    cluster.run_ms(200);
+    cluster.net.borrow_mut().cut.extend([(a, c), (c, a)]);
+    cluster.trim(p, None);
+    let mut n = 0;
+    fill(&mut cluster, q, b, &mut n);
+    assert_eq!((cluster.leader(p.shard), cluster.leader(q.shard)), (Some(a), Some(b)), "nobody else was elected");
+    (cluster, (a, b, c), n)
+}
+
+/// Lost if it fails: a broker for good, whose log is full of what the others have deleted: the deletion comes behind
+/// entries that it has no room for.
+#[test]
+fn a_follower_at_its_limit_is_waited_for_until_a_deletion_frees_it() {
+    for seed in seeds(0..5) {
+        let _seed = Seed(seed);
+        let (p, q) = (route(1, 1), route(2, 2));
+        let (mut cluster, (a, b, c), mut n) = with_a_full_follower(seed, p, q);
+        let full = cluster.boards[c].borrow().disk_bytes;
+        assert!(full <= 40 * 64 * 1024, "it stays within the limit");
+        // The leader waits though all in its own log was deleted, and says so where its health is asked for.
+        cluster.trim(q, None);
+        cluster.run_ms(3_000);
+        let space = [a, b].map(|who| cluster.core(who).has_space());
+        assert_eq!(space, [true, false], "only who leads the full one waits");
+        let request = cluster.send(b, q, &nth(n, 4_000));
+        assert!(matches!(cluster.wait(b, request), Answer::Produced(Err(Refusal::NoSpace))));
+        cluster.heal();
+        let goes_on = |cluster: &mut Cluster| cluster.core(b).has_space();
+        assert!(cluster.run_until(Duration::from_secs(10), goes_on), "it is waited for though it could be freed");
+        for _ in 0..60 {
+            assert_eq!(cluster.produce(q, &nth(n, 4_000)), Offset(n as i64));
+            n += 1;
+        }
+        same_everywhere(&mut cluster, &[p, q]);
+        assert!(cluster.core(c).has_space());
+    }
+}
+
+/// Lost if it fails: every broker, when one of them lacks what no log has any more. It can not be healed by deletions,
+/// so it is not waited for, and what it leads would be refused for ever.
+#[test]
+fn a_log_that_is_left_behind_is_not_waited_for_and_leads_nothing() {
+    let mut handed_over = 0;
+    for seed in seeds(0..5) {
+        let _seed = Seed(seed);
+        let (p, q) = (route(1, 1), route(2, 2));
+        let (mut cluster, (_, b, c), mut n) = with_a_full_follower(seed, p, q);
+        // many times what is kept for a follower
+        cluster.trim(q, None);
+        cluster.run_ms(2_000);
+        for m in 110..500 {
+            cluster.produce(p, &nth(m, 4_000));
+            if m % 20 == 19 {
+                cluster.trim(p, None);
+                cluster.run_ms(1_200);
+            }
+        }
+        cluster.heal();
+        let goes_on = |cluster: &mut Cluster| cluster.core(b).has_space();
+        assert!(cluster.run_until(Duration::from_secs(10), goes_on), "nothing can free it, and it is waited for");
+        for _ in 0..20 {
+            assert_eq!(cluster.produce(q, &nth(n, 4_000)), Offset(n as i64));
+            n += 1;
+        }
+        assert!(!cluster.core(c).has_space(), "the test does not test: it was freed");
+        // It may be elected where it has everything. It hands over to one that has room.
+        for _ in 0..6 {
+            let leader = cluster.wait_leader(META);
+            cluster.crash(leader, Crash::Process);
+            cluster.run_ms(600);
+            cluster.start(leader);
+            handed_over += u32::from(cluster.leader(META) == Some(c));
+            let moved = |cluster: &mut Cluster| cluster.leader(META).is_some_and(|leader| leader != c);
+            assert!(cluster.run_until(Duration::from_secs(5), moved), "it goes on leading");
+            cluster.run_ms(600);
+        }
+    }
+    assert!(handed_over > 0, "it was never elected: the test does not test");
+}
+
 /// Lost if it fails: the metadata, which would differ from broker to broker.
 #[test]
 fn commands_of_the_meta_shard_are_applied_on_every_replica_in_one_order() {

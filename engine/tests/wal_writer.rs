@@ -286,6 +286,32 @@ fn at_the_limit_what_frees_space_still_has_room_and_a_release_heals() {
     assert_eq!(host.volume.files.len(), 4, "released files are used again");
 }
 
+/// Lost if it fails: the way of a follower to the deletion that frees it, on which its own clients' records would lie.
+#[test]
+fn what_is_left_to_others_is_no_room_for_own_records() {
+    let mut host = host(16 * BLOCK, 8);
+    let leaves = 3;
+    while host.wal.room_leaving(10_000, leaves) != Room::NoSpace {
+        if host.wal.room_leaving(10_000, leaves) == Room::Yes {
+            host.append_durable(&[1; 10_000]);
+        }
+        host.tick(1);
+        host.settle();
+    }
+    assert_eq!(host.wal.no_space_why(10_000, leaves), Some(NoSpaceWhy::Limit));
+    assert_eq!(host.wal.no_space_why(10_000, 0), None);
+    let before = host.wal.segment_now();
+    while host.append(&[2; 10_000]).is_some() {
+        host.settle();
+    }
+    assert_eq!(host.wal.segment_now().0, before.0 + leaves as u32, "others find so much more");
+    assert_eq!(host.volume.files.len(), 8, "within the limit");
+    assert_eq!(host.wal.room_for_reserved(10_000), Room::Yes, "and what frees space finds more than these");
+    host.release(host.wal.segment_now());
+    host.settle();
+    assert_eq!(host.wal.room_leaving(10_000, leaves), Room::Yes, "a release heals");
+}
+
 /// Lost if it fails: the disk, a segment beyond its limit for every restart of a broker that producers go on at.
 #[test]
 fn a_thousand_restarts_at_the_limit_take_two_segments_at_most() {

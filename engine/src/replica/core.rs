@@ -236,8 +236,8 @@ impl Replica {
         next.is_some_and(|next| next <= self.raw.store().before().0)
     }
 
-    /// As a leader that serves: has a voter lead that has every entry and was heard of lately, if one of these is `fit`.
-    /// Until that is done, or has not come about in the time of an election, nothing can be proposed.
+    /// As a leader that serves: has a voter lead that has every entry and was heard of lately, if one of these is
+    /// `fit`. Until that is done, or has not come about in the time of an election, nothing can be proposed.
     pub fn hand_over(&mut self, fit: impl Fn(u64) -> bool) {
         let (me, last) = (self.me, self.last().0);
         let has_all = |progress: &raft::Progress| progress.matched == last && progress.recent_active;
@@ -599,6 +599,100 @@ mod tests {
         let committed = run_until_quiet(&mut replica, &mut wal);
         assert_eq!(committed[1..6], entries);
         assert_eq!(committed[6], EntryId { term: Term(2), index: Index(7) });
+    }
+
+    /// Three replicas whose disks flush and whose messages arrive at once, unless they go from or to `deaf`.
+    fn exchange(replicas: &mut [Replica], deaf: Option<u64>, said: &mut Vec<Message>) {
+        let mut out = ReadyOut::default();
+        loop {
+            let mut flying = Vec::new();
+            for replica in replicas.iter_mut() {
+                replica.ready(&mut out);
+                flying.append(&mut out.messages);
+                while out.number != 0 {
+                    let number = out.number;
+                    replica.persisted(number, &mut out);
+                    flying.append(&mut out.messages);
+                }
+            }
+            flying.retain(|message| deaf != Some(message.to) && deaf != Some(message.from));
+            if flying.is_empty() {
+                return;
+            }
+            for mut message in flying {
+                said.push(message.clone());
+                message.entries.iter_mut().for_each(|entry| {
+                    entry.about.get_or_insert(Descriptor { kind: RecordKind::Batch, len: 1, crc: 1 });
+                });
+                let _refused = replicas[message.to as usize - 1].step(message);
+            }
+        }
+    }
+
+    fn three_led_by_the_first() -> Vec<Replica> {
+        let ids = [1, 2, 3];
+        let new = |id: &u64| Replica::new(SHARD, *id, &ids, RecoveredLog::default());
+        let mut replicas: Vec<Replica> = ids.iter().map(new).collect();
+        replicas[0].campaign();
+        exchange(&mut replicas, None, &mut Vec::new());
+        assert!(replicas[0].is_leader());
+        replicas
+    }
+
+    /// Others would wait for ever for a replica that no deletion can help; or not for one that only lags.
+    #[test]
+    fn a_voter_is_told_that_it_is_left_behind_when_what_it_lacks_is_compacted() {
+        let mut replicas = three_led_by_the_first();
+        for n in 0..20 {
+            replicas[0].propose(RecordKind::Batch, 1, 1).unwrap();
+            exchange(&mut replicas, Some(3), &mut Vec::new());
+            assert_eq!(replicas[0].commit(), Index(n + 2));
+        }
+        let heartbeat = |replicas: &mut [Replica]| {
+            for _ in 0..2 * HEARTBEAT_TICKS {
+                replicas[0].tick();
+                exchange(replicas, None, &mut Vec::new());
+            }
+            [replicas[1].is_left_behind(), replicas[2].is_left_behind()]
+        };
+        let mut lagging = three_led_by_the_first();
+        assert_eq!(heartbeat(&mut lagging), [false, false]);
+        replicas[0].compact(Index(15));
+        assert_eq!(heartbeat(&mut replicas), [false, true]);
+        assert_eq!(replicas[2].last(), Index(1), "it got nothing");
+    }
+
+    /// A full log would go on leading; or one would lead that lacks entries, or has no room either.
+    #[test]
+    fn a_leader_hands_over_to_a_fit_voter_that_has_everything() {
+        let mut replicas = three_led_by_the_first();
+        replicas[0].propose(RecordKind::Batch, 1, 1).unwrap();
+        exchange(&mut replicas, Some(2), &mut Vec::new());
+        replicas[0].hand_over(|voter| voter == 2);
+        exchange(&mut replicas, Some(2), &mut Vec::new());
+        assert!(replicas[0].is_leader(), "the only fit one lacks an entry");
+        replicas[0].hand_over(|_| true);
+        exchange(&mut replicas, None, &mut Vec::new());
+        assert!(!replicas[0].is_leader() && replicas[2].is_leader());
+        assert_eq!(replicas[0].leader(), Some(3));
+    }
+
+    /// What is ours in a message must not reach Raft, nor be lost.
+    #[test]
+    fn a_heartbeat_and_its_response_may_carry_what_raft_does_not_know() {
+        let mut replicas = three_led_by_the_first();
+        let mut said = Vec::new();
+        (0..HEARTBEAT_TICKS).for_each(|_| replicas[0].tick());
+        exchange(&mut replicas, None, &mut said);
+        let heart: Vec<_> = said.into_iter().filter(|message| message.kind.is_heart()).collect();
+        assert!(heart.len() >= 4, "{heart:?}");
+        for message in heart {
+            let to = message.to as usize - 1;
+            replicas[to].step(Message { reject: true, ..message.clone() }).unwrap();
+            assert_eq!(replicas[to].is_left_behind(), message.kind == MessageKind::Heartbeat);
+        }
+        exchange(&mut replicas, None, &mut Vec::new());
+        assert!(replicas[0].is_leader());
     }
 
     /// A lost hard state could let this replica vote twice in one term: two leaders.

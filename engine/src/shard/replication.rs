@@ -196,7 +196,8 @@ impl Core {
     }
 }
 
-/// What may not have the last room. Whether a command frees space is not known here; it may have what is left to others.
+/// What may not have the last room. Whether a command frees space is not known here; it may have what is left to
+/// others.
 fn is_ordinary(bodies: &[EntryBody]) -> bool {
     bodies.iter().any(|entry| matches!(entry.head.kind, RecordKind::Batch | RecordKind::Meta))
 }

@@ -472,8 +472,8 @@ impl ClusterFaults {
         clients.resume_readers(cluster);
     }
 
-    /// Brokers that are not back: in the end each that is not gone has to come up, also one that was asked to stop before
-    /// the last fault was over.
+    /// Brokers that are not back: in the end each that is not gone has to come up, also one that was asked to stop
+    /// before the last fault was over.
     pub fn not_back(&self, cluster: &Cluster) -> Vec<String> {
         let is_back = |n: usize| {
             let state = &self.states[n];

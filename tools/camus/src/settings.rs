@@ -153,7 +153,8 @@ settings! {
         "Size of a segment file of the write-ahead log; rounded up to 4 KiB.";
     "camus.wal.disk.limit", Kind::Bytes { min: 256 << 20, max: 1 << 50 }, "8GiB", "bytes", Effect::Works,
         "What the write-ahead logs of this broker may take on the disk, shared out evenly over its cores; at least 4 \
-         segments for each. At the limit produce is refused with a retriable error.";
+         segments for each. At the limit produce is refused with a retriable error; in a cluster at three quarters \
+         of it, since the rest is for what other brokers have taken.";
     "camus.wal.sync.method", Kind::Choice(&["auto", "dsync", "fsync", "adaptive"]), "auto", "", Effect::Works,
         "How io_uring makes a write of the log durable; all of them do. dsync: one write that the kernel makes \
          durable. fsync: a write and a flush linked to it. adaptive: dsync for a write alone on a core that rests, \
