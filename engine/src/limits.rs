@@ -91,6 +91,8 @@ pub const PARTITIONS_MAX: usize = 100_000;
 
 /// Messages that wait in one lane of the mesh. A full lane is backpressure to the client.
 pub const MESH_LANE_MAX: usize = 1024;
+/// Producers of a core whose first batch was refused, to be sent again; the oldest is forgotten first.
+pub const TURNED_AWAY_PRODUCERS_MAX: usize = 1000;
 /// Requests that a core holds back because the WAL has no room.
 pub const PARKED_PRODUCES_MAX: usize = 4096;
 

@@ -621,6 +621,34 @@ fn a_log_at_its_limit_takes_deletions_and_heals_by_them() {
     }
 }
 
+/// Lost if it fails: the first batch of a producer, if it is refused and the one behind it is taken for the first.
+#[test]
+fn a_first_batch_that_was_refused_is_due_before_those_behind_it() {
+    for seed in seeds(0..5) {
+        let _seed = Seed(seed);
+        let mut bench = Bench::new(seed, Shape { segments_max: 8, ..SMALL });
+        let (full, p) = (bench.add(1, 1), bench.add(1, 2));
+        let mut tag = 0;
+        while bench.produce(full, &plain(tag, 1, 3_000)).is_ok() {
+            tag += 1;
+        }
+        let of = |sequence: i32| batch(1 << 40 | sequence as u64, 1, 3_000, (9, 0, sequence));
+        assert_eq!(bench.produce(p, &of(0)).unwrap_err(), Refusal::NoSpace);
+        bench.trim(full, None).unwrap();
+        bench.run_ms(5_000);
+        // those that were under way behind it
+        for sequence in 1..5 {
+            let refused = bench.produce(p, &of(sequence)).unwrap_err();
+            assert!(matches!(refused, Refusal::OutOfOrderSequence { .. }), "{refused}");
+        }
+        for sequence in 0..5 {
+            assert_eq!(bench.produce(p, &of(sequence)).unwrap().base_offset.0, i64::from(sequence));
+        }
+        // whom nothing is known of begins anywhere
+        bench.produce(p, &batch(1 << 41, 1, 10, (10, 0, 77))).unwrap();
+    }
+}
+
 /// Lost if it fails: a log at its limit whose reserve is spent on commits of offsets, and which takes no deletion then.
 #[test]
 fn at_the_limit_commands_that_free_nothing_leave_the_reserve_alone() {

@@ -102,6 +102,10 @@ impl Producers {
         self.by_id.is_empty()
     }
 
+    pub fn knows(&self, producer: ProducerId) -> bool {
+        self.by_id.contains_key(&producer)
+    }
+
     /// Takes a committed batch as a fact: what was judged is not judged again.
     pub fn apply(&mut self, claim: &Claim, base_offset: Offset, append_time: Option<WallMs>) {
         let window = self
@@ -213,6 +217,10 @@ impl InFlight {
             assert!(before.index < index, "entry {index} was proposed behind {}", before.index);
         }
         queue.push_back(Flying { claim, index });
+    }
+
+    pub fn has(&self, producer: ProducerId) -> bool {
+        self.by_id.contains_key(&producer)
     }
 
     /// The oldest batch of this producer is no longer on its way.

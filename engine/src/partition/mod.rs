@@ -23,7 +23,7 @@ pub use codec::SnapshotError;
 #[cfg(feature = "planted")]
 use crate::planted::{Bug, is};
 use crate::shard::api::{EpochEnd, Refusal};
-use crate::types::{EntryId, Index, LeaderEpoch, Offset, PartitionId, SegmentSeq, WallMs};
+use crate::types::{EntryId, Index, LeaderEpoch, Offset, PartitionId, ProducerId, SegmentSeq, WallMs};
 use crate::wal::record::{RecordAt, RecordHead, RecordKind};
 use batch::BatchHead;
 use codec::{Reader, Writer};
@@ -127,6 +127,11 @@ impl Partition {
             Judgement::InFlight { index } => Verdict::AwaitOriginal { index },
             Judgement::Refused(refusal) => Verdict::Refuse(refusal),
         }
+    }
+
+    /// Something of this producer was accepted, or is on its way: its next sequence is known.
+    pub fn knows(&self, producer: ProducerId) -> bool {
+        self.producers.knows(producer) || self.in_flight.has(producer)
     }
 
     /// The batch was proposed with the offset that [`Self::check`] named, and lies at `at` in the WAL.

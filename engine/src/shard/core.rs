@@ -7,6 +7,7 @@ use super::peers::{self, Clock, EntryBody, Peers, Seen, Tail, ToPeer};
 use super::reads::{self, DiskReads, Part, ReadJob, ReadKind, Search, TimeQuery};
 use super::recovery::{self, RecoveredShard};
 use super::snapshot::Places;
+use super::turned_away::TurnedAway;
 use super::watch::Watches;
 use crate::io::buf::ChunkPool;
 use crate::io::{DiskDone, DiskOp, OpId, Volume};
@@ -18,7 +19,8 @@ use crate::replica::{HardState, ReadyOut, Replica};
 use crate::rt::rng::Rng;
 use crate::stats::{CoreStats, Counters};
 use crate::types::{
-    CoreId, EntryId, Index, LeaderEpoch, Lsn, META_SHARD, Mono, Offset, PartitionId, SegmentSeq, ShardId, Term, WallMs,
+    CoreId, EntryId, Index, LeaderEpoch, Lsn, META_SHARD, Mono, Offset, PartitionId, ProducerId, SegmentSeq, Sequence,
+    ShardId, Term, WallMs,
 };
 use crate::wal::{NoSpaceWhy, RecordAt, RecordHead, RecordKind, Room, Wal, WalConfig, WalError, WalOut};
 use bytes::Bytes;
@@ -186,6 +188,7 @@ pub struct Core {
     waits_for_others: bool,
     pub(super) rng: Rng,
     watches: Watches,
+    turned_away: TurnedAway,
     /// When a replica ticks next.
     pub(super) next_tick: Option<Mono>,
     next_release: Mono,
@@ -242,6 +245,7 @@ impl Core {
             waits_for_others: false,
             rng: Rng::new(seed),
             watches: Watches::default(),
+            turned_away: TurnedAway::default(),
             snapshots: super::snapshot::Snapshots::default(),
             config,
             wal,
@@ -340,6 +344,7 @@ impl Core {
                 } else if self.parked.len() < limits::PARKED_PRODUCES_MAX {
                     self.parked.push_back(parked);
                 } else {
+                    self.turn_away(now, parked.to, &parked.batch);
                     let refusal = self.or_not_led(to, Refusal::Busy);
                     out.answers.push((ticket, Answer::Produced(Err(refusal))));
                 }
@@ -535,11 +540,25 @@ impl Core {
             }
         };
         if let Err(refusal) = done {
+            if matches!(refusal, Refusal::NoSpace | Refusal::Busy) {
+                self.turn_away(now, parked.to, &parked.batch);
+            }
             let refusal = self.or_not_led(parked.to, refusal);
             Counters::add(&self.stats.counters.produce_refused_total, 1);
             out.answers.push((parked.ticket, Answer::Produced(Err(refusal))));
         }
         None
+    }
+
+    /// A batch is refused that its producer sends again: if nothing is known of the producer, this one is due before any
+    /// other.
+    fn turn_away(&mut self, now: Mono, to: Route, bytes: &[u8]) {
+        let (Ok((_, partition)), Ok(head)) = (self.led(to, None), batch::BatchHead::parse(bytes)) else { return };
+        let is_idempotent = head.producer > ProducerId::NONE && head.base_sequence >= Sequence(0);
+        if is_idempotent && !partition.knows(head.producer) {
+            let first = (head.producer, head.producer_epoch, head.base_sequence);
+            self.turned_away.refused(now, to.partition, first);
+        }
     }
 
     /// The log of a broker that does not lead the partition may be full as well, and says nothing of the leader's: who
@@ -579,6 +598,11 @@ impl Core {
             }
             Verdict::Refuse(refusal) => return Err(refusal),
         };
+        if !self.turned_away.is_empty() {
+            let claim = (checked.head.producer, checked.head.producer_epoch, checked.head.base_sequence);
+            let known = partition.knows(claim.0);
+            self.turned_away.judge(now, to.partition, claim, known)?;
+        }
         // One voter's own log holds it back; a majority that does not answer would not.
         if several && !shard.replica.has_room() {
             return Err(Refusal::Busy);

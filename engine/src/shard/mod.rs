@@ -5,7 +5,8 @@
 //! [`api::Answer`] for each ticket, messages for other brokers.
 //! Files: `api.rs` what may be asked and answered; `core.rs` the pump; `replication.rs` its part with several voters;
 //! `peers.rs` what goes to the others and comes from them; `recovery.rs` the shards after a restart; `snapshot.rs`
-//! their state in the WAL; `reads.rs` reads of the disk; `watch.rs` who waits for a partition to move.
+//! their state in the WAL; `reads.rs` reads of the disk; `turned_away.rs` producers whose first batch was refused;
+//! `watch.rs` who waits for a partition to move.
 
 pub mod api;
 pub mod core;
@@ -14,4 +15,5 @@ mod reads;
 mod recovery;
 mod replication;
 mod snapshot;
+mod turned_away;
 mod watch;

@@ -14,8 +14,8 @@
 //! let itself be counted for what it does not have, at that time or at any later one (docs/adr/0005, "Not done"): what
 //! ended before is judged as if nothing had been damaged, and of the rest only orders, and that nothing is invented.
 //!
-//! One lawful thing is judged as a fault all the same: a producer of which no batch is left begins anywhere, and then a
-//! hole is before it. It takes a loss of all that it ever wrote, which a tail is not, unless it has just begun.
+//! A producer of which no batch is left, as on an old image of the disk, begins anywhere (KIP-98): behind a cut a hole
+//! before the first record of a producer is lawful, and a hole behind it is not.
 
 use camus_engine::types::Mono;
 use camus_history::history::{Outcome, ProduceOutcome};
@@ -30,7 +30,8 @@ pub fn after_damage(history: &[Event], cuts: &[Mono]) -> Vec<Anomaly> {
     let mut found = orders(history);
     let mut from = Mono(0);
     for to in cuts.iter().copied().chain([Mono(u64::MAX)]) {
-        found.extend(check(&stretch(history, from, to)));
+        let judged = check(&stretch(history, from, to)).into_iter();
+        found.extend(judged.filter(|anomaly| from == Mono(0) || !is_first(anomaly)));
         from = to;
     }
     found
@@ -75,9 +76,14 @@ fn orders(history: &[Event]) -> Vec<Anomaly> {
     let mut found = Vec::new();
     for partition in finals(history) {
         let events: Vec<Event> = history.iter().filter(|event| is_of(event, &partition)).cloned().collect();
-        found.extend(check(&events).into_iter().filter(|anomaly| anomaly.name() == "order"));
+        found.extend(check(&events).into_iter().filter(|anomaly| anomaly.name() == "order" && !is_first(anomaly)));
     }
     found
+}
+
+/// Nothing is before it of its producer, though something was sent.
+fn is_first(anomaly: &Anomaly) -> bool {
+    matches!(anomaly, Anomaly::Order { after: None, .. })
 }
 
 fn finals(history: &[Event]) -> BTreeSet<Partition> {
@@ -156,6 +162,23 @@ mod tests {
         assert_eq!(names(&history, &[Mono(50)]), ["inconsistent-offsets"], "two values before it");
         let history = [acked(10, 0, 7, 0), read(60, 1, 5), last(90, &[7])];
         assert_eq!(names(&history, &[Mono(50)]), ["invented"]);
+    }
+
+    /// Lost if it fails: an old disk is called a fault of Camus, or a hole in the middle is not.
+    #[test]
+    fn a_producer_of_which_nothing_is_left_begins_anywhere_and_goes_on_from_there() {
+        let idempotent = |at: u64, number: u64, value: u64, base_offset: i64| {
+            let mut event = acked(at, number, value, base_offset);
+            let Op::Produce(produce) = &mut event.op else { unreachable!() };
+            produce.idempotent = true;
+            event
+        };
+        let sent =
+            [idempotent(10, 0, 7, 0), idempotent(20, 1, 8, 1), idempotent(60, 2, 9, 0), idempotent(70, 3, 10, 1)];
+        let history = |left: &[u64]| sent.iter().cloned().chain([last(90, left)]).collect::<Vec<_>>();
+        assert_eq!(names(&history(&[9, 10]), &[Mono(50)]), Vec::<&str>::new());
+        assert!(names(&history(&[9, 10]), &[]).contains(&"order"), "nothing was lost");
+        assert!(names(&history(&[7, 9]), &[Mono(50)]).contains(&"order"), "a hole behind the first one");
     }
 
     /// Lost if it fails: damage is an excuse for anything.

@@ -19,7 +19,6 @@ const IN_FLIGHT_MAX: usize = 5;
 const RETRIABLE: [i16; 7] = [3, 5, 6, 7, 19, 45, 56];
 /// Of these, what is said before anything is done.
 const DONE_NOTHING: [i16; 2] = [3, 19];
-const OUT_OF_ORDER: i16 = 45;
 /// Of these, what says that another may lead the partition by now.
 const LED_ELSEWHERE: [i16; 3] = [3, 5, 6];
 const RETRIABLE_ID: [i16; 5] = [7, 14, 15, 16, 56];
@@ -44,8 +43,6 @@ pub struct Idempotent {
     unacked: VecDeque<Unacked>,
     /// Something was refused: nothing new before everything is answered and sent again.
     retrying: bool,
-    /// Nothing with a lower number was ever acknowledged.
-    lowest_acked: Option<u64>,
     /// It can not be reached, and reaches nobody, until then: what it sends again afterwards is old.
     away_until: Option<Mono>,
     /// With this code, the last time.
@@ -65,7 +62,6 @@ impl Idempotent {
             next_number: 0,
             unacked: VecDeque::new(),
             retrying: false,
-            lowest_acked: None,
             away_until: None,
             refused: 0,
             reach: Reach::leader_of(partition),
@@ -139,15 +135,7 @@ impl Idempotent {
         match answer.error_code {
             0 => {
                 let batch = self.unacked.remove(at).unwrap();
-                self.lowest_acked = Some(self.lowest_acked.map_or(batch.first_number, |n| n.min(batch.first_number)));
                 self.record(&batch, now, ProduceOutcome::Acked { base_offset: answer.base_offset }, ledger);
-            }
-            // The first batches of this id were refused, and one behind them, under way already, was taken: of a
-            // producer that a log does not know any first sequence is due, in Kafka's as in this one. What is before it
-            // is out of order from then on, and a client gives it up.
-            OUT_OF_ORDER if self.lowest_acked.is_some_and(|lowest| self.unacked[at].first_number < lowest) => {
-                let batch = self.unacked.remove(at).unwrap();
-                self.record(&batch, now, ProduceOutcome::Info, ledger);
             }
             code => {
                 ledger.expect_one_of(&RETRIABLE, code, &self.name());
