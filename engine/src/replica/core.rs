@@ -1,7 +1,7 @@
 //! The replica: Raft driven by ticks, proposals, messages and the WAL's flushes.
 
 use super::log::{Descriptor, ENTRY_BYTES, Entry, HardState, LogView, RecoveredLog};
-use super::message::{Message, MessageKind};
+use super::message::{Message, MessageEntry, MessageKind};
 use crate::limits;
 #[cfg(feature = "planted")]
 use crate::planted::{Bug, is};
@@ -33,6 +33,19 @@ pub enum StepError {
     Disorder { index: Index, after: Index },
     #[error("raft refused the message: {why}")]
     Refused { why: String },
+    /// Not to be gone on from: a disk has lost what it had acknowledged.
+    #[error("this log ends at entry {last}, and its leader knows that entry {known} had been flushed here")]
+    Forgot { last: Index, known: Index },
+    /// The same, and it is not known whose disk.
+    #[error("entry {index} is committed here, and the leader of term {term} has another one at its place")]
+    Contradiction { index: Index, term: Term },
+}
+
+impl StepError {
+    /// Going on would be to vote, or to be counted, for what is not there.
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, StepError::Forgot { .. } | StepError::Contradiction { .. })
+    }
 }
 
 /// What is to happen after a call, in this order: `hard_state` and then `entries` go to the WAL; `messages` are sent;
@@ -310,6 +323,7 @@ impl Replica {
             }
             after = entry.id.index;
         }
+        self.compare(&message)?;
         let matched = if message.kind == MessageKind::Heartbeat { message.matched } else { Index(0) };
         let is_of_its_leader = message.kind == MessageKind::Heartbeat && message.term >= self.term();
         // ours, not Raft's
@@ -320,6 +334,27 @@ impl Replica {
             self.left_behind = says;
         }
         Ok(())
+    }
+
+    /// Whether what a leader says can be, with what is in this log. Raft would end the process without a word on which
+    /// disk is at fault.
+    fn compare(&self, message: &Message) -> Result<(), StepError> {
+        let (last, commit) = (self.last(), self.commit());
+        match message.kind {
+            _ if message.term < self.term() => Ok(()),
+            // a leader says no more of what is committed than this replica has said that it has
+            MessageKind::Heartbeat if message.commit > last => Err(StepError::Forgot { last, known: message.commit }),
+            MessageKind::Append => {
+                let other = |entry: &&MessageEntry| {
+                    entry.id.index <= commit && self.term_of(entry.id.index).is_some_and(|term| term != entry.id.term)
+                };
+                match message.entries.iter().find(other) {
+                    Some(entry) => Err(StepError::Contradiction { index: entry.id.index, term: message.term }),
+                    None => Ok(()),
+                }
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What is to be done now. Cheap when there is nothing.

@@ -375,18 +375,16 @@ fn two_followers_commit_without_the_leaders_own_flush() {
     assert_eq!(cluster.nodes[0].applied, entry.index);
 }
 
-/// A peer that is confused, or a stranger, must not move a replica.
-#[test]
-fn messages_of_others_are_refused() {
-    let mut replica = Replica::new(SHARD, 1, &IDS, RecoveredLog::default());
-    let message = Message {
+/// From replica 2 to replica 1.
+fn message(kind: MessageKind, term: u64, entries: Vec<MessageEntry>) -> Message {
+    Message {
         shard: SHARD,
-        kind: MessageKind::Append,
+        kind,
         from: 2,
         to: 1,
-        term: Term(9),
+        term: Term(term),
         log: EntryId { term: Term(0), index: Index(0) },
-        entries: vec![MessageEntry { id: EntryId { term: Term(9), index: Index(1) }, about: None }],
+        entries,
         commit: Index(0),
         commit_term: Term(0),
         matched: Index(0),
@@ -394,7 +392,43 @@ fn messages_of_others_are_refused() {
         reject_hint: Index(0),
         context: Vec::new(),
         priority: 0,
-    };
+    }
+}
+
+/// A replica would go on, and vote, without what it had acknowledged; or Raft would end the process without a word on why.
+#[test]
+fn a_log_that_lacks_what_the_leader_knows_of_is_not_gone_on_with() {
+    let mut cluster = Cluster::new(7);
+    cluster.healed = true;
+    cluster.nodes[0].replica.as_mut().unwrap().campaign();
+    for _ in 0..50 {
+        for at in 0..3 {
+            cluster.ready(at);
+            cluster.flush(at);
+        }
+        for message in std::mem::take(&mut cluster.network) {
+            cluster.nodes[message.to as usize - 1].replica.as_mut().unwrap().step(message).unwrap();
+        }
+    }
+    let replica = cluster.nodes[0].replica.as_mut().unwrap();
+    assert_eq!((replica.last(), replica.commit()), (Index(1), Index(1)));
+    let beats = |commit: u64| Message { commit: Index(commit), ..message(MessageKind::Heartbeat, 9, vec![]) };
+    let forgot = replica.step(beats(2)).unwrap_err();
+    assert_eq!(forgot, StepError::Forgot { last: Index(1), known: Index(2) });
+    let other = MessageEntry { id: EntryId { term: Term(9), index: Index(1) }, about: Some(Descriptor::NOOP) };
+    let contradiction = replica.step(message(MessageKind::Append, 9, vec![other])).unwrap_err();
+    assert_eq!(contradiction, StepError::Contradiction { index: Index(1), term: Term(9) });
+    assert!(forgot.is_fatal() && contradiction.is_fatal());
+    assert_eq!(replica.step(Message { term: Term(0), ..beats(2) }), Ok(()), "one of an old term says nothing");
+    assert_eq!(replica.step(beats(1)), Ok(()));
+}
+
+/// A peer that is confused, or a stranger, must not move a replica.
+#[test]
+fn messages_of_others_are_refused() {
+    let mut replica = Replica::new(SHARD, 1, &IDS, RecoveredLog::default());
+    let entry = MessageEntry { id: EntryId { term: Term(9), index: Index(1) }, about: None };
+    let message = message(MessageKind::Append, 9, vec![entry]);
     assert!(matches!(replica.step(message.clone()), Err(StepError::NoDescriptor { .. })));
     assert!(matches!(replica.step(Message { from: 4, ..message.clone() }), Err(StepError::Stranger { .. })));
     assert!(matches!(replica.step(Message { to: 3, ..message.clone() }), Err(StepError::NotForMe { .. })));

@@ -744,6 +744,16 @@ impl Core {
         }
     }
 
+    /// Nothing more is acknowledged, and nobody is led: the process is to end.
+    pub(super) fn poison(&mut self, error: WalError, out: &mut Out) {
+        self.poisoned = true;
+        for id in self.shards.keys() {
+            self.table.set_leading(*id, None);
+            self.table.set_leader(*id, None);
+        }
+        out.fatal = Some(error);
+    }
+
     /// Applies committed entries, in order, and answers those who waited for them.
     fn apply(&mut self, now: Mono, id: ShardId, up_to: Index, out: &mut Out) {
         // Before the first image a partition that is not there yet is one whose first entries were never applied; after
@@ -851,14 +861,7 @@ impl Core {
                     Counters::add(&self.stats.counters.wal_bytes_total, u64::from(bytes));
                 }
                 WalOut::Durable(lsn) => self.durable(now, lsn, out),
-                WalOut::Poisoned(error) => {
-                    self.poisoned = true;
-                    for id in self.shards.keys() {
-                        self.table.set_leading(*id, None);
-                        self.table.set_leader(*id, None);
-                    }
-                    out.fatal = Some(error);
-                }
+                WalOut::Poisoned(error) => self.poison(error, out),
             }
         }
         self.wal_out = wal_out;

@@ -9,7 +9,7 @@ use super::peers::{self, EntryBody, ToPeer};
 use crate::limits;
 use crate::replica::{Message, MessageKind};
 use crate::types::{Mono, SegmentSeq, ShardId};
-use crate::wal::{NoSpaceWhy, RecordKind, Room};
+use crate::wal::{NoSpaceWhy, RecordKind, Room, WalError};
 
 impl Core {
     /// There are other brokers, each with a replica of every shard.
@@ -133,6 +133,9 @@ impl Core {
         let shard = self.shards.get_mut(&id).expect("the caller has looked");
         let from = message.from;
         if let Err(error) = shard.replica.step(message) {
+            if error.is_fatal() {
+                return self.poison(WalError::Forgot { shard: id, what: error.to_string() }, out);
+            }
             tracing::debug!(core = self.config.core.0, shard = id.0, from, %error, "a message is not taken");
         }
         self.ready_of(now, id, arrived, out);

@@ -1,7 +1,7 @@
 //! What can be wrong with a log, with everything that is known of it.
 
 use crate::io::DiskError;
-use crate::types::{Lsn, SegmentSeq};
+use crate::types::{Lsn, SegmentSeq, ShardId};
 
 /// Why a log is not opened, not written any more, or not read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -39,6 +39,9 @@ pub enum WalError {
     /// A record that was read for a reader is not what was written.
     #[error("segment {segment}, byte {at}: expected {expected}, found {found}")]
     Record { segment: SegmentSeq, at: u32, expected: String, found: String },
+    /// What other brokers know of this log is not in it: its disk, or theirs, has lost what was acknowledged.
+    #[error("the log of shard {shard} is not what it was: {what}")]
+    Forgot { shard: ShardId, what: String },
     /// The segment was given up; its file may hold something else by now.
     #[error("segment {segment} is not part of the log any more")]
     Released { segment: SegmentSeq },

@@ -353,6 +353,15 @@ impl Cluster {
         said.fatal.is_some() || said.panicked.is_some()
     }
 
+    /// A broker has ended since its log lacks what the others know that it had.
+    pub fn forgot(&self) -> Option<String> {
+        let forgot = |broker: &SimBroker| match &broker.said.borrow().fatal {
+            Some(error @ WalError::Forgot { .. }) => Some(error.to_string()),
+            _ => None,
+        };
+        self.brokers.iter().find_map(forgot)
+    }
+
     /// One of the brokers.
     pub fn has_no_space(&self) -> bool {
         self.brokers.iter().any(|broker| broker.said.borrow().no_space)

@@ -131,10 +131,10 @@ pub mod with_bugs {
             }
             Bug::FlushWrongRange | Bug::SkipPreviousCrc => seen(&[LONE], &["start-refused", "acknowledged-lost"]),
             Bug::CountOwnWrite => seen(&[CLUSTER, REPLICAS], LOST),
-            // A leader takes what was said to be there for there: Raft itself ends at what is not.
+            // A leader takes what was said to be there for there: who lacks it is told so, and ends itself.
             Bug::VoteAfterLostTail => seen(
                 &[CLUSTER, REPLICAS],
-                &["panic", "acknowledged-lost", "read-and-lost", "replicas-differ", "two-leaders"],
+                &["forgot", "panic", "acknowledged-lost", "read-and-lost", "replicas-differ", "two-leaders"],
             ),
             Bug::DamageAsTornTail => seen(&[DAMAGE], LOST),
             Bug::LeadBeforeOwnTerm => {

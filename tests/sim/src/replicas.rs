@@ -12,6 +12,7 @@ use camus_engine::io::sim::Crash;
 use camus_engine::rt::rng::Rng;
 use camus_engine::shard::api::{Answer, Ask, BatchRules, OffsetQuery, Produced, Refusal, Route};
 use camus_engine::types::{LeaderEpoch, Mono, Offset, ShardId, Term};
+use camus_engine::wal::WalError;
 use camus_history::history::{EpochEnd, EpochStart, Final, Outcome, Produce, ProduceOutcome, Read, Trim};
 use camus_history::{Op, check};
 use std::collections::{BTreeMap, VecDeque};
@@ -547,7 +548,11 @@ impl Replicas {
     fn step(&mut self, us_max: u64) {
         let (cluster, ledger) = (&mut self.cluster, &mut self.ledger);
         for who in cluster.running() {
-            if cluster.boards[who].borrow().fatal.is_some() {
+            let fatal = cluster.boards[who].borrow().fatal.clone();
+            if let Some(error) = fatal {
+                if let WalError::Forgot { .. } = &error {
+                    self.failures.push(Failure { name: "forgot".to_owned(), text: error.to_string() });
+                }
                 cluster.crash(who, Crash::Process);
             }
         }

@@ -79,7 +79,7 @@ impl Setup {
 }
 
 /// What is wrong with a run: one of the history's anomalies, `no-progress`, `start-refused`, `unexpected-answer`,
-/// `offset-out-of-range`, `two-leaders`, `missed-wake-up`, `replicas-differ`, or `panic`.
+/// `offset-out-of-range`, `two-leaders`, `forgot`, `missed-wake-up`, `replicas-differ`, or `panic`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
     pub name: String,
@@ -249,6 +249,12 @@ impl Scenario {
 
     /// A term has one leader. And it is noted when answers are held up, or leaders are not those that they were.
     fn look_at_leaders(&mut self) {
+        if self.setup.mode != Mode::Damage
+            && self.failures.is_empty()
+            && let Some(what) = self.cluster.forgot()
+        {
+            self.fail("forgot", what);
+        }
         let Trouble::Several(faults) = &self.faults else { return };
         let leaders = self.cluster.leaders();
         let is_new = leaders != self.leaders;

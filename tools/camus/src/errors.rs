@@ -460,7 +460,7 @@ pub fn of_wal(data_dir: &Path, core: CoreId, error: &WalError) -> UserError {
         | WalError::CutShort { file, .. }
         | WalError::DuplicateSegment { file, .. }
         | WalError::ImpossibleHeader { file, .. } => damaged(file, error.to_string()),
-        WalError::Record { .. } => damaged(&log, error.to_string()),
+        WalError::Record { .. } | WalError::Forgot { .. } => damaged(&log, error.to_string()),
         WalError::WrongCluster { file, .. }
         | WalError::WrongCore { file, .. }
         | WalError::WrongVersion { file, .. } => wal_foreign(data_dir, file, &error.to_string()),
@@ -896,7 +896,7 @@ mod tests {
     #[test]
     fn each_fault_of_a_log_is_told_as_it_was() {
         use camus_engine::io::{DiskError, DiskErrorKind, FileId};
-        use camus_engine::types::{Lsn, SegmentSeq};
+        use camus_engine::types::{Lsn, SegmentSeq, ShardId};
         use camus_engine::wal::{Damage, Why};
         let file = || "camus-data/core-0/000017.wal".to_owned();
         let faults = [
@@ -921,6 +921,10 @@ mod tests {
                 errno: Some(5),
                 detail: "Input/output error (os error 5)".to_owned(),
             }),
+            WalError::Forgot {
+                shard: ShardId(3),
+                what: "this log ends at entry 7, and its leader knows more".to_owned(),
+            },
         ];
         let text = faults.map(|f| {
             let error = of_wal(Path::new("camus-data"), CoreId(0), &f);
