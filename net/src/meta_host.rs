@@ -46,9 +46,9 @@ pub struct MetaHost {
 }
 
 /// What waits for a proof that the meta shard is still led from here. A leader that was replaced does not know it by
-/// itself: who asks the next one would see an offset that went back, or two would own a partition in one generation. One
-/// proof is under way at a time, and is for all that came before it began; the others share the next one. Each is a
-/// request that some connection has in flight, and so they are bounded.
+/// itself: who asks the next one would see an offset that went back, or two would own a partition in one generation.
+/// One proof is under way at a time, and is for all that came before it began; the others share the next one. Each is
+/// a request that some connection has in flight, and so they are bounded.
 #[derive(Default, Debug)]
 struct Proofs {
     /// The number of the last proof that began.

@@ -395,7 +395,7 @@ fn message(kind: MessageKind, term: u64, entries: Vec<MessageEntry>) -> Message 
     }
 }
 
-/// A replica would go on, and vote, without what it had acknowledged; or Raft would end the process without a word on why.
+/// A replica would go on, and vote, without what it had acknowledged; or Raft would end the process without saying why.
 #[test]
 fn a_log_that_lacks_what_the_leader_knows_of_is_not_gone_on_with() {
     let mut cluster = Cluster::new(7);

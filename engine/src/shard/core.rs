@@ -73,8 +73,8 @@ pub struct Out {
     pub meta_unled: bool,
     /// Commands that were asked for here and are in no log any more: another leader wrote over them.
     pub meta_lost: Vec<Ticket>,
-    /// A proof that [`Core::prove_meta`] asked for: at some time after that this core led the meta shard, and everything
-    /// that was committed before that time was in `meta`, here or earlier.
+    /// A proof that [`Core::prove_meta`] asked for: at some time after that this core led the meta shard, and all that
+    /// was committed before that time was in `meta`, here or earlier.
     pub meta_proved: Option<u64>,
     /// The state of the meta shard is wanted for a snapshot at this index ([`Core::meta_snapshot`]).
     pub meta_snapshot_wanted: bool,
@@ -550,8 +550,8 @@ impl Core {
         None
     }
 
-    /// A batch is refused that its producer sends again: if nothing is known of the producer, this one is due before any
-    /// other.
+    /// A batch is refused that its producer sends again: if nothing is known of the producer, this one is due before
+    /// any other.
     fn turn_away(&mut self, now: Mono, to: Route, bytes: &[u8]) {
         let (Ok((_, partition)), Ok(head)) = (self.led(to, None), batch::BatchHead::parse(bytes)) else { return };
         let is_idempotent = head.producer > ProducerId::NONE && head.base_sequence >= Sequence(0);

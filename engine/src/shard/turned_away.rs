@@ -1,11 +1,11 @@
 //! Producers whose first batch was refused, to be sent again.
 //!
 //! Of a producer that a partition knows nothing of, any first sequence is due (KIP-98): what it wrote before may have
-//! been forgotten. But an idempotent producer has five batches under way. If the first one is refused for want of space,
-//! and there is space again when the second one comes, the second would be taken for the first, and the first, sent
-//! again, would be out of order for ever: the client gives it up. So it is remembered what was refused, and only that is
-//! due. The others are told that they are out of order, as they are behind a batch of a producer that is known, and
-//! clients send them again after it.
+//! been forgotten. But an idempotent producer has five batches under way. If the first one is refused for want of
+//! space, and there is space again when the second one comes, the second would be taken for the first, and the first,
+//! sent again, would be out of order for ever: the client gives it up. So it is remembered what was refused, and only
+//! that is due. The others are told that they are out of order, as they are behind a batch of a producer that is known,
+//! and clients send them again after it.
 
 use super::api::Refusal;
 use crate::limits;

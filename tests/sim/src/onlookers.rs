@@ -1,5 +1,5 @@
-//! Whoever wants to know how far a group is and asks the broker that it happens to know: consoles and lag monitors, which
-//! keep a connection to a coordinator that may have been replaced.
+//! Whoever wants to know how far a group is and asks the broker that it happens to know: consoles and lag monitors,
+//! which keep a connection to a coordinator that may have been replaced.
 
 use crate::kit::Cluster;
 use crate::ledger::{Ledger, TOPIC, partition};
