@@ -401,6 +401,43 @@ fn a_follower_at_its_limit_is_waited_for_until_a_deletion_frees_it() {
     }
 }
 
+/// Lost if it fails: two of three brokers, when the third is away: their logs are full of what it lacks, and stay so
+/// whatever is deleted.
+#[test]
+fn a_broker_that_is_away_does_not_keep_the_logs_of_the_others_full() {
+    for (seed, segments_max) in [4, 5, 6, 7, 8, 9, 12, 24].into_iter().enumerate() {
+        let _seed = Seed(seed as u64);
+        let p = route(1, 1);
+        let shape = Shape { segment_bytes: 64 * 1024, segments_max, ..Shape::default() };
+        let mut cluster = Cluster::new(seed as u64, shape, &[p]);
+        cluster.produce(p, &nth(0, 4_000));
+        let mut n = 1;
+        let leader = cluster.wait_leader(p.shard);
+        let away = if seed % 2 == 0 { leader } else { (leader + 1) % BROKERS };
+        cluster.crash(away, Crash::Power);
+        cluster.run_ms(2_000);
+        for round in 0..3 {
+            let leader = cluster.wait_leader(p.shard);
+            loop {
+                let request = cluster.send(leader, p, &nth(n, 4_000));
+                match cluster.wait(leader, request) {
+                    Answer::Produced(Ok(_)) => n += 1,
+                    Answer::Produced(Err(Refusal::NoSpace)) => break,
+                    other => panic!("{other:?}"),
+                }
+            }
+            cluster.trim(p, None);
+            let goes_on = |cluster: &mut Cluster| {
+                let leader = cluster.leader(p.shard);
+                leader.is_some_and(|leader| cluster.core(leader).has_space())
+            };
+            let heals = cluster.run_until(Duration::from_secs(40), goes_on);
+            assert!(heals, "a log of {segments_max} segments is full in round {round}, and nothing is in it");
+        }
+        cluster.produce(p, &nth(n, 4_000));
+    }
+}
+
 /// Lost if it fails: every broker, when one of them lacks what no log has any more. It can not be healed by deletions,
 /// so it is not waited for, and what it leads would be refused for ever.
 #[test]

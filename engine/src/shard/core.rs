@@ -146,6 +146,10 @@ pub(super) struct Shard {
     pub last_lsn: Lsn,
     /// Where the newest whole snapshot begins; before it no segment is needed for the shard's state.
     pub state_from: SegmentSeq,
+    /// Some voter lacks what is behind this entry, and has done so since then.
+    pub lacking: Option<(Index, Mono)>,
+    /// What such a one lacks is kept no longer than there is room.
+    pub gives_up: bool,
 }
 
 impl Shard {
@@ -236,6 +240,8 @@ impl Core {
                 dirty: true,
                 last_lsn: wal.durable(),
                 state_from: state_from.unwrap_or(first),
+                lacking: None,
+                gives_up: false,
             };
             shards.insert(id, shard);
         }
@@ -421,7 +427,7 @@ impl Core {
         }
         if now >= self.next_release {
             self.next_release = now + RELEASE_EVERY;
-            self.release(out);
+            self.release(now, out);
             self.hand_over();
         }
         while let Some(parked) = self.parked.pop_front() {
@@ -899,7 +905,7 @@ impl Core {
     }
 
     /// Frees the segments that nothing needs, and begins snapshots where only old state holds one back.
-    fn release(&mut self, out: &mut Out) {
+    fn release(&mut self, time: Mono, out: &mut Out) {
         let now = self.wal.segment_now();
         let data_from =
             self.shards.values().flat_map(|s| s.partitions.values()).filter_map(Partition::first_segment).min();
@@ -913,9 +919,9 @@ impl Core {
             })
             .min();
         let read_from = self.reads.first_segment();
-        let kept_from = self.kept_for_others(now);
-        let needed = data_from.into_iter().chain(pending_from).chain(read_from).chain(kept_from);
-        let data_from = needed.min().unwrap_or(now);
+        let own_from = data_from.into_iter().chain(pending_from).chain(read_from).min().unwrap_or(now);
+        self.give_up(time, now, own_from);
+        let data_from = self.kept_for_others(now).map_or(own_from, |kept_from| own_from.min(kept_from));
         let state_from = self.shards.values().map(|s| s.state_from).min().unwrap_or(now);
         self.wal.release_below(data_from.min(state_from), &mut self.wal_out);
         self.forget(now);

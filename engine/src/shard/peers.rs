@@ -134,6 +134,17 @@ impl Shard {
         self.appended(index, lsn, at, recovery::proposal(head, at, body, now));
     }
 
+    /// For how long some voter has lacked the same entries that are applied here, if one does.
+    pub(super) fn note_lacking(&mut self, now: Mono) -> Option<Duration> {
+        let matched = self.replica.matched();
+        if matched >= self.applied {
+            self.lacking = None;
+        } else if self.lacking.is_none_or(|(behind, _)| behind != matched) {
+            self.lacking = Some((matched, now));
+        }
+        self.lacking.map(|(_, since)| now.since(since))
+    }
+
     /// The first entry that is kept for the other voters: the first that some of them may lack, but within the bounds,
     /// and never one behind the first that is not applied.
     pub(super) fn kept_from(&self, oldest: SegmentSeq) -> Index {

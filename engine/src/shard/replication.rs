@@ -4,12 +4,15 @@
 //! An entry of another broker becomes one of this log by way of the same open group and the same readies as an own one
 //! (`core.rs`); how bodies find their way to followers is in `peers.rs`.
 
-use super::core::{Core, Out, TICK};
+use super::core::{Core, Out, Shard, TICK};
 use super::peers::{self, EntryBody, ToPeer};
 use crate::limits;
 use crate::replica::{Message, MessageKind};
 use crate::types::{Mono, SegmentSeq, ShardId};
 use crate::wal::{NoSpaceWhy, RecordKind, Room, WalError};
+use std::time::Duration;
+
+const GIVEN_UP: Duration = Duration::from_millis(limits::REPLICA_GIVEN_UP_MS);
 
 impl Core {
     /// There are other brokers, each with a replica of every shard.
@@ -171,9 +174,13 @@ impl Core {
         }
     }
 
-    /// The segments from which on entries are kept for followers: no older one is.
-    fn oldest_kept(&self, now: SegmentSeq) -> SegmentSeq {
-        let segments = self.config.wal.segments_max / limits::REPLICA_LAG_SEGMENTS_DIVISOR;
+    /// The segments from which on entries of a shard are kept for followers: no older one is.
+    fn oldest_kept(&self, shard: &Shard, now: SegmentSeq) -> SegmentSeq {
+        let max = self.config.wal.segments_max;
+        let mut segments = max / limits::REPLICA_LAG_SEGMENTS_DIVISOR;
+        if shard.gives_up {
+            segments = segments.min(max.saturating_sub(self.left_to_others() + limits::REPLICA_OWN_SEGMENTS_MIN));
+        }
         SegmentSeq(now.0.saturating_sub(u32::try_from(segments).unwrap_or(u32::MAX)))
     }
 
@@ -182,14 +189,39 @@ impl Core {
         if !self.several() {
             return None;
         }
-        let oldest = self.oldest_kept(now);
-        self.shards.values().filter_map(|shard| shard.places.of(shard.kept_from(oldest))).min()
+        let kept = |shard: &Shard| shard.places.of(shard.kept_from(self.oldest_kept(shard, now)));
+        self.shards.values().filter_map(kept).min()
+    }
+
+    /// A voter that is away must not stop the others: where the log is at its limit, and nothing but what such a one
+    /// lacks holds it there, less is kept for it. It may not catch up any more then. `own_from`: the first segment that
+    /// is needed here.
+    pub(super) fn give_up(&mut self, time: Mono, now: SegmentSeq, own_from: SegmentSeq) {
+        if !self.several() {
+            return;
+        }
+        let bytes = limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max());
+        let is_short = self.wal.no_space_why(bytes, self.left_to_others()) == Some(NoSpaceWhy::Limit);
+        let is_held = self.kept_for_others(now).is_some_and(|kept_from| kept_from < own_from);
+        for (id, shard) in &mut self.shards {
+            let lacks = shard.note_lacking(time);
+            let given_up = lacks.is_some_and(|time| time >= GIVEN_UP) && (shard.gives_up || is_short && is_held);
+            if given_up && !shard.gives_up {
+                tracing::warn!(
+                    core = self.config.core.0,
+                    shard = id.0,
+                    "the log is at its limit, and a broker that is away may not catch up any more"
+                );
+            }
+            shard.gives_up = given_up;
+        }
     }
 
     /// Forgets about entries what nobody asks for any more.
     pub(super) fn forget(&mut self, now: SegmentSeq) {
-        let (several, oldest) = (self.several(), self.oldest_kept(now));
-        for shard in self.shards.values_mut() {
+        let several = self.several();
+        let oldest: Vec<SegmentSeq> = self.shards.values().map(|shard| self.oldest_kept(shard, now)).collect();
+        for (shard, oldest) in self.shards.values_mut().zip(oldest) {
             // with one voter nobody asks for entries that are applied
             let kept = if several { shard.kept_from(oldest) } else { shard.applied };
             shard.replica.compact(kept);

@@ -98,7 +98,8 @@ impl Guest {
             match fits {
                 Ok(()) => self.from = Some(theirs.from),
                 Err(why) => {
-                    tracing::warn!(core = me.core.0, "a broker that connected is refused: {why}");
+                    let says = theirs.from.0;
+                    tracing::warn!(core = me.core.0, says, "a broker that connected is refused: {why}");
                     self.ending = true;
                 }
             }

@@ -39,7 +39,7 @@ pub enum Mismatch {
     Magic { magic: u64 },
     #[error("it speaks version {theirs} of the protocol between brokers, this broker {PROTOCOL_VERSION}")]
     Version { theirs: u16 },
-    #[error("it belongs to the cluster '{theirs}', this broker to '{ours}': look at camus.cluster.id of both")]
+    #[error("it belongs to the cluster {theirs:?}, this broker to {ours:?}: look at camus.cluster.id of both")]
     Cluster { theirs: String, ours: String },
     #[error("it has the brokers {theirs:?}, this broker {ours:?}: look at camus.cluster.brokers of both")]
     Brokers { theirs: Vec<i32>, ours: Vec<i32> },

@@ -335,7 +335,10 @@ pub fn data_dir_identity(path: &Path, why: &str) -> UserError {
         path.join(crate::data_dir::IDENTITY_FILE).display().to_string(),
         why,
         "nothing was changed",
-        format!("ls -l {}   (then restore camus.toml, or start with an empty directory)", path.display()),
+        format!(
+            "ls -l {}   (then restore camus.toml; who is no broker of a cluster may start with an empty directory)",
+            path.display()
+        ),
     )
 }
 
@@ -417,7 +420,10 @@ pub fn wal_missing(dir: &Path, core: CoreId, found: &str) -> UserError {
              {core} acknowledged is lost, unless the files come back"
         ),
         "nothing was changed and nothing is served",
-        format!("ls -lR {}   (then put the files back, or start with an empty directory)", data_dir.display()),
+        format!(
+            "ls -lR {}   (then put the files back; who is no broker of a cluster may start with an empty directory)",
+            data_dir.display()
+        ),
     )
 }
 
