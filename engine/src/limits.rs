@@ -58,8 +58,8 @@ pub const REPLICA_AT_LIMIT_HEARD_MS: u64 = 500;
 /// For how long a voter may lack the same entries before it is given up where the log is at its limit and nothing but
 /// these holds it there, ms. Longer than a restart takes.
 pub const REPLICA_GIVEN_UP_MS: u64 = 30_000;
-/// What is kept for one that is given up leaves so many segments to own entries: the open one, the one after it, and the
-/// spare that stays for what frees space.
+/// What is kept for one that is given up leaves so many segments to own entries: the open one, the one after it, and
+/// the spare that stays for what frees space.
 pub const REPLICA_OWN_SEGMENTS_MIN: usize = 3;
 /// Bodies of one message between replicas, record heads included, unless one entry alone is larger: it must fit into a
 /// group beside others, where it is taken in. Also what is read from the disk at once for a follower.
