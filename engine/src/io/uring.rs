@@ -1,9 +1,9 @@
 //! The disk on the core's own ring.
 //!
 //! A write is durable when its [`DiskDone`] comes: with `RWF_DSYNC` in one operation, or as a write linked with a flush
-//! in two. Of the two the kernel tells one end: the flush's, or the write's if that failed or was short, in which case
-//! it cancels the flush and tells nothing of it (`IOSQE_CQE_SKIP_SUCCESS` on the write). So a core wakes once for each
-//! durable write. Any error, a short transfer included, is that end: nothing is tried again here.
+//! in two. Of the two both ends are waited for. The flush's alone does not do, though the kernel cancels it behind a
+//! write that failed: what a write lacks the kernel tries again by itself, and if that moves nothing, the write counts
+//! as done, and the flush is run. Any error, a short transfer included, is the end: nothing is tried again here.
 //!
 //! Both ways are as durable; on a device without FUA they differ in who waits for whom (docs/adr/0002). One operation
 //! is finished by the kernel alone, while the core sleeps; but the kernel's worker that does it has to get the core's
@@ -75,8 +75,10 @@ struct Flight {
     transfer: Transfer,
     /// A write that was handed over with a flush behind it.
     linked: bool,
-    /// The flush may have run beside its write, whose end will not be told.
+    /// The flush may have run beside its write.
     cut: bool,
+    /// Of a linked write: what the first of its two ends said, the write's or the flush's.
+    first_end: Option<(u64, i32)>,
 }
 
 /// Which chunks of the pool are registered with the ring. A chunk is registered when it is first written, so that
@@ -145,7 +147,7 @@ impl RingDisk {
                         Submission::One(write)
                     } else {
                         let flush = opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build();
-                        let write = write.flags(squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS);
+                        let write = write.flags(squeue::Flags::IO_LINK);
                         Submission::Linked(write, flush.user_data(tag | FLUSH_TAG))
                     });
                 }
@@ -153,31 +155,42 @@ impl RingDisk {
         }
     }
 
-    /// A completion whose user data has [`DISK_TAG`]: the end of an operation.
+    /// A completion whose user data has [`DISK_TAG`]: the end of an operation, or one of the two of a linked write.
     pub(crate) fn completed(&mut self, data: u64, result: i32) {
         let key = (data & u64::from(u32::MAX)) as usize;
-        let Flight { transfer, cut, .. } = self.transfers.flight.remove(key);
+        let flight = &mut self.transfers.flight[key];
+        if flight.linked && flight.first_end.is_none() {
+            flight.first_end = Some((data, result));
+            return;
+        }
+        let Flight { transfer, cut, first_end, .. } = self.transfers.flight.remove(key);
         let Transfer { op, file, at, what, .. } = &transfer;
-        let wanted = match what {
+        let bytes = match what {
             What::Write(buf) => buf.bytes.len(),
             What::Read(buf) => buf.len(),
         };
-        let wanted = if data & FLUSH_TAG != 0 { 0 } else { wanted };
-        let result = match usize::try_from(result) {
-            Ok(moved) if moved == wanted && !cut => Ok(()),
-            Ok(moved) if moved == wanted => {
+        let judged = |(data, result): (u64, i32)| {
+            let wanted = if data & FLUSH_TAG != 0 { 0 } else { bytes };
+            match usize::try_from(result) {
+                Ok(moved) if moved == wanted => Ok(()),
+                Ok(moved) => Err(files::short(what.name(), *file, *at, moved, wanted)),
+                Err(_) => Err(files::error(what.name(), *file, *at, &io::Error::from_raw_os_error(-result))),
+            }
+        };
+        // The write's end says what went wrong; its flush is only cancelled then.
+        let (write, flush) = match first_end {
+            Some(first) if first.0 & FLUSH_TAG != 0 => (judged((data, result)), judged(first)),
+            Some(first) => (judged(first), judged((data, result))),
+            None => (judged((data, result)), Ok(())),
+        };
+        let result = match write.and(flush) {
+            Ok(()) if cut => {
                 let cause = io::Error::other("the kernel ran out of memory between the write and its flush");
                 Err(files::error(what.name(), *file, *at, &cause))
             }
-            Ok(moved) => Err(files::short(what.name(), *file, *at, moved, wanted)),
-            Err(_) => Err(files::error(what.name(), *file, *at, &io::Error::from_raw_os_error(-result))),
+            result => result,
         };
         let op = *op;
-        if cut {
-            // The kernel may still read the buffer.
-            std::mem::forget(transfer);
-            return self.done.push_back(DiskDone { op, result: result.map(|()| DiskOk::Written) });
-        }
         let ok = |()| match transfer.what {
             What::Write(_) => DiskOk::Written,
             What::Read(buf) => DiskOk::Read(buf.freeze()),
@@ -196,7 +209,7 @@ impl RingDisk {
 
 impl Transfers for RingTransfers {
     fn start(&mut self, transfer: Transfer) -> io::Result<()> {
-        let key = self.flight.insert(Flight { transfer, linked: false, cut: false });
+        let key = self.flight.insert(Flight { transfer, linked: false, cut: false, first_end: None });
         assert!(u32::try_from(key).is_ok(), "fewer than 2^32 operations are in flight");
         self.ready.push_back(key);
         Ok(())
@@ -308,20 +321,51 @@ mod tests {
         disk.issue(&ring.submitter(), true, |submission| match submission {
             Submission::One(_) => panic!("a write and its flush are one"),
             Submission::Linked(first, second) => {
-                let link = (squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS).bits();
+                let link = squeue::Flags::IO_LINK.bits();
                 assert!(format!("{first:?}").contains(&format!("flags: {link}")), "{first:?} is not linked");
                 tags.extend([first.get_user_data(), second.get_user_data()]);
             }
         });
         disk.cut_short();
         disk.completed(tags[1], 0);
+        assert!(disk.next_done().is_none(), "the write may still be under way");
+        disk.completed(tags[0], BLOCK_BYTES as i32);
         let done = disk.next_done().expect("its end");
         assert!(done.op == OpId(9) && done.result.is_err(), "{done:?}");
         assert_eq!(disk.outstanding(), 0);
     }
 
-    /// Lost if it fails: an end for each write, exactly one, whatever becomes of it: the kernel tells of the flush if
-    /// the write succeeded, and of the write if it did not.
+    /// Lost if it fails: records that were acknowledged though the device took a part of them. The kernel runs the
+    /// flush behind a write that is short, where it has tried the rest again and moved nothing.
+    #[test]
+    fn a_flush_behind_a_short_write_vouches_for_nothing() {
+        let dir = tempfile::tempdir().expect("a directory");
+        fs::write(dir.path().join("000001.wal"), [0; BLOCK_BYTES]).expect("a file");
+        let ring = io_uring::IoUring::new(8).expect("a ring");
+        let mut disk = ring_disk(dir.path(), DurableMethod::LinkedFsync, &ring);
+        for (op, moved, flush_first) in [(1, 512, false), (2, 512, true), (3, 0, false), (4, -libc::EIO, true)] {
+            disk.submit(OpId(op), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
+            let mut ends = vec![];
+            disk.issue(&ring.submitter(), true, |submission| match submission {
+                Submission::One(_) => panic!("a write and its flush are one"),
+                Submission::Linked(write, flush) => {
+                    ends.extend([(write.get_user_data(), moved), (flush.get_user_data(), 0)])
+                }
+            });
+            if flush_first {
+                ends.reverse();
+            }
+            for (tag, result) in ends {
+                assert!(disk.next_done().is_none(), "half of it is known");
+                disk.completed(tag, result);
+            }
+            let done = disk.next_done().expect("its end");
+            assert!(done.op == OpId(op) && done.result.is_err(), "{done:?}");
+        }
+    }
+
+    /// Lost if it fails: an end for each write, exactly one, whatever becomes of it: the kernel tells of the write and
+    /// of the flush.
     #[test]
     fn a_write_and_its_flush_have_one_end() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -338,15 +382,15 @@ mod tests {
             });
             // SAFETY: the disk keeps what the entries name until it is told of their end.
             unsafe { ring.submission().push_multiple(&entries).expect("room") };
-            ring.submit_and_wait(1).expect("one end");
-            // A second one would be there by the time a later operation has ended.
+            ring.submit_and_wait(2).expect("two ends");
+            // A third one would be there by the time a later operation has ended.
             // SAFETY: it names nothing.
             unsafe { ring.submission().push(&opcode::Nop::new().build().user_data(77)).expect("room") };
             ring.submit_and_wait(1).expect("the later one");
             let told: Vec<_> = ring.completion().map(|c| (c.user_data(), c.result())).collect();
             let ends: Vec<_> = told.into_iter().filter(|(data, _)| *data != 77).collect();
-            assert_eq!(ends.len(), 1, "{ends:?}");
-            disk.completed(ends[0].0, ends[0].1);
+            assert_eq!(ends.len(), 2, "{ends:?}");
+            ends.into_iter().for_each(|(data, result)| disk.completed(data, result));
             let done = disk.next_done().expect("its end");
             assert_eq!((done.op, done.result.is_ok()), (OpId(op), good), "{done:?}");
             assert_eq!(disk.outstanding(), 0);
@@ -363,13 +407,13 @@ mod tests {
         let mut disk = ring_disk(dir.path(), DurableMethod::Adaptive, &ring);
         let issued = |disk: &mut RingDisk, at: u64, rests: bool| {
             disk.submit(OpId(at), DiskOp::Write { file: FileId(1), at: at * BLOCK_BYTES as u64, buf: block() });
-            let (mut tag, mut dsync) = (0, false);
+            let (mut tag, mut dsync) = ([0; 2], false);
             disk.issue(&ring.submitter(), rests, |submission| match submission {
                 Submission::One(write) => {
                     assert!(format!("{write:?}").contains(&format!("rw_flags: {}", libc::RWF_DSYNC)), "{write:?}");
-                    (tag, dsync) = (write.get_user_data(), true);
+                    (tag, dsync) = ([write.get_user_data(); 2], true);
                 }
-                Submission::Linked(_, flush) => tag = flush.get_user_data(),
+                Submission::Linked(write, flush) => tag = [write.get_user_data(), flush.get_user_data()],
             });
             (tag, dsync)
         };
@@ -377,8 +421,10 @@ mod tests {
         assert!(!dsync, "the core has work");
         let (beside, dsync) = issued(&mut disk, 1, true);
         assert!(!dsync, "another one is in flight");
-        disk.completed(busy, 0);
-        disk.completed(beside, 0);
+        for [write, flush] in [busy, beside] {
+            disk.completed(write, BLOCK_BYTES as i32);
+            disk.completed(flush, 0);
+        }
         let mut alone = None;
         disk.submit(OpId(2), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
         disk.issue(&ring.submitter(), true, |submission| match submission {
