@@ -264,6 +264,26 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// All is flushed, but by `keeps` nothing, and all that is sent arrives, but for what comes from or goes to `cut`.
+    fn settle(&mut self, cut: Option<usize>, keeps: Option<usize>) {
+        for _ in 0..200 {
+            for at in 0..3 {
+                self.ready(at);
+                if keeps != Some(at) {
+                    self.flush(at);
+                }
+            }
+            for message in std::mem::take(&mut self.network) {
+                let (from, to) = (message.from as usize - 1, message.to as usize - 1);
+                if ![Some(from), Some(to)].contains(&cut) {
+                    self.nodes[to].replica.as_mut().unwrap().step(message).unwrap();
+                }
+            }
+        }
+    }
+}
+
 /// Acknowledged entries would be lost, or two readers would see two logs.
 #[test]
 fn three_replicas_agree_and_commit_only_what_two_have_flushed() {
@@ -299,21 +319,6 @@ fn three_replicas_agree_and_commit_only_what_two_have_flushed() {
 fn a_leader_that_was_replaced_proves_nothing() {
     let mut cluster = Cluster::new(11);
     cluster.healed = true;
-    // all that is sent arrives, but for what comes from or goes to one that is cut off
-    let settle = |cluster: &mut Cluster, cut: Option<usize>| {
-        for _ in 0..200 {
-            for at in 0..3 {
-                cluster.ready(at);
-                cluster.flush(at);
-            }
-            for message in std::mem::take(&mut cluster.network) {
-                let (from, to) = (message.from as usize - 1, message.to as usize - 1);
-                if ![Some(from), Some(to)].contains(&cut) {
-                    cluster.nodes[to].replica.as_mut().unwrap().step(message).unwrap();
-                }
-            }
-        }
-    };
     let prove = |cluster: &mut Cluster, at: usize| {
         let committed = cluster.committed.keys().last().copied().unwrap_or_default();
         cluster.asked += 1;
@@ -322,27 +327,27 @@ fn a_leader_that_was_replaced_proves_nothing() {
     };
     assert_eq!(prove(&mut cluster, 0), Err(NotLeader));
     cluster.nodes[0].replica.as_mut().unwrap().campaign();
-    settle(&mut cluster, None);
+    cluster.settle(None, None);
     assert_eq!(prove(&mut cluster, 0), Ok(()));
-    settle(&mut cluster, None);
+    cluster.settle(None, None);
     assert_eq!(cluster.proved, 1, "two others follow it");
 
     let successor = |cluster: &Cluster| (1..3).find(|at| cluster.nodes[*at].leading.is_some());
     for tick in 0..40 {
         // one at a time, so that they do not ask for the same votes
         cluster.nodes[1 + tick % 2].replica.as_mut().unwrap().tick();
-        settle(&mut cluster, Some(0));
+        cluster.settle(Some(0), None);
     }
     assert!(cluster.nodes[0].replica.as_ref().unwrap().is_leader(), "it believes that it leads");
     let new = successor(&cluster).expect("one of the others leads");
     assert_eq!((prove(&mut cluster, 0), prove(&mut cluster, new)), (Ok(()), Ok(())));
-    settle(&mut cluster, Some(0));
+    cluster.settle(Some(0), None);
     assert_eq!(cluster.proved, 2, "only the new one");
     assert!(cluster.nodes[0].proofs.len() == 1 && cluster.nodes[new].proofs.is_empty());
     for _ in 0..3 {
         cluster.nodes[new].replica.as_mut().unwrap().tick();
     }
-    settle(&mut cluster, None);
+    cluster.settle(None, None);
     assert_eq!((cluster.proved, cluster.nodes[0].leading), (2, None), "and it steps down when it hears of it");
 }
 
@@ -352,24 +357,10 @@ fn two_followers_commit_without_the_leaders_own_flush() {
     let mut cluster = Cluster::new(7);
     cluster.healed = true;
     cluster.nodes[0].replica.as_mut().unwrap().campaign();
-    let settle = |cluster: &mut Cluster, leader_flushes: bool| {
-        for _ in 0..200 {
-            for at in 0..3 {
-                cluster.ready(at);
-                if at != 0 || leader_flushes {
-                    cluster.flush(at);
-                }
-            }
-            for message in std::mem::take(&mut cluster.network) {
-                let to = message.to as usize - 1;
-                cluster.nodes[to].replica.as_mut().unwrap().step(message).unwrap();
-            }
-        }
-    };
-    settle(&mut cluster, true);
+    cluster.settle(None, None);
     assert_eq!(cluster.nodes[0].leading, Some(Term(1)));
     let entry = cluster.nodes[0].replica.as_mut().unwrap().propose(RecordKind::Batch, 0, 0).unwrap();
-    settle(&mut cluster, false);
+    cluster.settle(None, Some(0));
     assert_eq!(cluster.committed.get(&entry.index), Some(&entry));
     assert!(!cluster.nodes[0].log.contains_key(&entry.index), "the leader has not flushed it");
     assert_eq!(cluster.nodes[0].applied, entry.index);
@@ -401,15 +392,7 @@ fn a_log_that_lacks_what_the_leader_knows_of_is_not_gone_on_with() {
     let mut cluster = Cluster::new(7);
     cluster.healed = true;
     cluster.nodes[0].replica.as_mut().unwrap().campaign();
-    for _ in 0..50 {
-        for at in 0..3 {
-            cluster.ready(at);
-            cluster.flush(at);
-        }
-        for message in std::mem::take(&mut cluster.network) {
-            cluster.nodes[message.to as usize - 1].replica.as_mut().unwrap().step(message).unwrap();
-        }
-    }
+    cluster.settle(None, None);
     let replica = cluster.nodes[0].replica.as_mut().unwrap();
     assert_eq!((replica.last(), replica.commit()), (Index(1), Index(1)));
     let beats = |commit: u64| Message { commit: Index(commit), ..message(MessageKind::Heartbeat, 9, vec![]) };

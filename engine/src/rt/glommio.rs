@@ -581,7 +581,7 @@ impl Core {
         for _ in 0..ROUNDS_MAX {
             let full = self.is_full();
             let Some(Some(listener)) = self.listeners.get_mut(slot) else { return };
-            let (resting, full) = (listener.rest_until.is_some(), full && listener.counted);
+            let (resting, full) = (listener.rest_until.is_some(), !listener.has_room(full));
             let own = &mut listener.own;
             if own.accept.is_none() {
                 if !own.open || full || resting {
@@ -731,7 +731,7 @@ impl Core {
             let key = Key::Listener(slot);
             if !listener.own.open {
                 *entry = None;
-            } else if (!full || !listener.counted) && !rests && !self.kernel.again.contains(&key) {
+            } else if listener.has_room(full) && !rests && !self.kernel.again.contains(&key) {
                 self.kernel.again.push(key);
             }
         }

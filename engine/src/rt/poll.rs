@@ -177,7 +177,7 @@ impl Core {
         for _ in 0..ROUNDS_MAX {
             let full = self.is_full();
             let Some(Some(listener)) = self.listeners.get_mut(slot) else { return };
-            if full && listener.counted || listener.rest_until.is_some() {
+            if !listener.has_room(full) || listener.rest_until.is_some() {
                 return;
             }
             match listener.socket.accept() {
@@ -316,8 +316,7 @@ impl Core {
         let failed = self.failed("epoll_ctl");
         for (slot, listener) in self.listeners.iter_mut().enumerate() {
             let Some(listener) = listener else { continue };
-            let has_room = !full || !listener.counted;
-            let wanted = !listener.rests() && has_room;
+            let wanted = !listener.rests() && listener.has_room(full);
             if wanted != listener.own.polled {
                 let interest = Readiness::new(LISTENER_KEYS + slot, wanted, false);
                 if let Err(error) = self.kernel.poller.modify_with_mode(&listener.socket, interest, PollMode::Level) {

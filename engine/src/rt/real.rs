@@ -79,6 +79,11 @@ impl<K: Kernel> Listener<K> {
         Listener { socket, counted: true, rest_until: None, own }
     }
 
+    /// Whether it accepts on a core that has its full number, or not.
+    pub fn has_room(&self, full: bool) -> bool {
+        !full || !self.counted
+    }
+
     /// Does it rest after a failure?
     pub fn rests(&mut self) -> bool {
         if self.rest_until.is_some_and(|until| until <= machine::mono()) {

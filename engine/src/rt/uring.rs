@@ -603,7 +603,7 @@ impl Core {
             listener.own.armed = false;
             listener.own.ops -= 1;
         }
-        let (open, full) = (listener.own.open, full && listener.counted);
+        let (open, full) = (listener.own.open, !listener.has_room(full));
         if result < 0 {
             if ![libc::ECANCELED, libc::ECONNABORTED, libc::EINTR].contains(&-result) {
                 self.accept_failed(slot as usize);
@@ -706,8 +706,7 @@ impl Core {
         for (slot, entry) in self.listeners.iter_mut().enumerate() {
             let Some(listener) = entry else { continue };
             let slot = slot as u32;
-            let has_room = !full || !listener.counted;
-            let wanted = !listener.rests() && listener.own.open && has_room;
+            let wanted = !listener.rests() && listener.own.open && listener.has_room(full);
             if wanted && !listener.own.armed {
                 listener.own.armed = true;
                 listener.own.ops += 1;

@@ -350,9 +350,7 @@ impl Core {
                 } else if self.parked.len() < limits::PARKED_PRODUCES_MAX {
                     self.parked.push_back(parked);
                 } else {
-                    self.turn_away(now, parked.to, &parked.batch);
-                    let refusal = self.or_not_led(to, Refusal::Busy);
-                    out.answers.push((ticket, Answer::Produced(Err(refusal))));
+                    self.refuse(now, &parked, Refusal::Busy, out);
                 }
             }
             Ask::Read { from, offset, bytes_max, at_least_one, epoch, watch } => {
@@ -479,8 +477,13 @@ impl Core {
             return self.no_space_for_elections_why();
         }
         let others = self.waits_for_others.then_some(NoSpaceWhy::Limit);
+        others.or_else(|| self.no_space_for_batch_why())
+    }
+
+    /// Why this log itself has no space for an ordinary batch that is taken in here.
+    pub(super) fn no_space_for_batch_why(&self) -> Option<NoSpaceWhy> {
         let bytes = limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max());
-        others.or_else(|| self.wal.no_space_why(bytes, self.left_to_others()))
+        self.wal.no_space_why(bytes, self.left_to_others())
     }
 
     /// For what is taken in here, and not from another leader.
@@ -546,14 +549,18 @@ impl Core {
             }
         };
         if let Err(refusal) = done {
-            if matches!(refusal, Refusal::NoSpace | Refusal::Busy) {
-                self.turn_away(now, parked.to, &parked.batch);
-            }
-            let refusal = self.or_not_led(parked.to, refusal);
             Counters::add(&self.stats.counters.produce_refused_total, 1);
-            out.answers.push((parked.ticket, Answer::Produced(Err(refusal))));
+            self.refuse(now, &parked, refusal, out);
         }
         None
+    }
+
+    fn refuse(&mut self, now: Mono, parked: &Parked, refusal: Refusal, out: &mut Out) {
+        if matches!(refusal, Refusal::NoSpace | Refusal::Busy) {
+            self.turn_away(now, parked.to, &parked.batch);
+        }
+        let refusal = self.or_not_led(parked.to, refusal);
+        out.answers.push((parked.ticket, Answer::Produced(Err(refusal))));
     }
 
     /// A batch is refused that its producer sends again: if nothing is known of the producer, this one is due before

@@ -200,8 +200,7 @@ impl Core {
         if !self.several() {
             return;
         }
-        let bytes = limits::BATCH_BYTES_DEFAULT.min(self.wal.record_bytes_max());
-        let is_short = self.wal.no_space_why(bytes, self.left_to_others()) == Some(NoSpaceWhy::Limit);
+        let is_short = self.no_space_for_batch_why() == Some(NoSpaceWhy::Limit);
         let is_held = self.kept_for_others(now).is_some_and(|kept_from| kept_from < own_from);
         for (id, shard) in &mut self.shards {
             let lacks = shard.note_lacking(time);
