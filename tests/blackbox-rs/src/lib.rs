@@ -125,7 +125,8 @@ impl Broker {
 impl Drop for Broker {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let mut text = String::new();
+            let ended = self.child.as_mut().map(|child| child.try_wait());
+            let mut text = format!("--- broker, how it ended: {ended:?}\n");
             for run in 1..=self.runs {
                 let path = self.folder.path().join(format!("run{run}.err"));
                 let said = std::fs::read_to_string(&path).unwrap_or_default();
@@ -217,6 +218,8 @@ impl Conn {
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     return Err(NoAnswer::Silent);
                 }
+                // A read with a time limit is not taken up again by the kernel.
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return Err(NoAnswer::Closed),
             }
         }
