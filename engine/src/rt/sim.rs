@@ -20,7 +20,7 @@ use crate::types::{Mono, WallMs};
 use agenda::{Agenda, Next};
 use bytes::Bytes;
 use hosts::{Host, HostClock, Paths};
-use links::{End, Link, Links, WINDOW_BYTES};
+use links::{End, Link, Links, Stage, WINDOW_BYTES};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -764,10 +764,7 @@ impl Inner {
         let (there, back) = (self.path(hosts[from], hosts[1 - from]), self.path(hosts[1 - from], hosts[from]));
         let state = self.links.open(link);
         let waits = if let Action::Arrive { .. } = &action {
-            state.arrive_held = !there.is_open() || !back.is_open() || there.connects == Connects::Hang;
-            state.arrive_held
-        } else if state.arrive_held {
-            true
+            !there.is_open() || !back.is_open() || there.connects == Connects::Hang
         } else if let Action::Reset { to, .. } = &action
             && there.is_cut
         {
@@ -796,13 +793,7 @@ impl Inner {
                         state.ways[*from].last_due = state.ways[*from].last_due.max(at);
                     }
                 }
-                Action::Arrive { link } => {
-                    if let Some(state) = self.links.get_mut(*link) {
-                        state.ways[0].last_due = state.ways[0].last_due.max(at);
-                        state.arrives = at;
-                    }
-                }
-                Action::DiskDue { .. } | Action::Fin { .. } | Action::Reset { .. } => {}
+                Action::Arrive { .. } | Action::DiskDue { .. } | Action::Fin { .. } | Action::Reset { .. } => {}
             }
             self.plan(at, action);
         }
@@ -832,7 +823,7 @@ impl Inner {
     fn open_link(&mut self, from: End, host: usize, to: SocketAddr) -> u64 {
         let there = self.hosts.iter().position(|host| host.ip == Some(to.ip())).unwrap_or(HostId::CLIENTS.0);
         let at = self.now + self.latency_of(host, there);
-        let link = self.links.insert(Link::new(from, to, [host, there], at));
+        let link = self.links.insert(Link::new(from, to, [host, there]));
         self.plan(at, Action::Arrive { link });
         link
     }
@@ -845,6 +836,10 @@ impl Inner {
         let here: Vec<(usize, ListenerId)> =
             self.listeners.iter().filter(|listening| listening.addr == to).map(|l| (l.core, l.id)).collect();
         if here.is_empty() || self.path(hosts[0], hosts[1]).connects == Connects::Refused {
+            let before = std::mem::replace(&mut self.links.open(link).stage, Stage::Refused);
+            if let Stage::Left { .. } = before {
+                return self.links.remove(link);
+            }
             return self.reset_end(link, 0, libc::ECONNREFUSED);
         }
         let (core, listener) = here[self.rng.between(0, here.len() as u64 - 1) as usize];
@@ -852,7 +847,8 @@ impl Inner {
         let ip = self.hosts[hosts[0]].ip.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let peer = SocketAddr::new(ip, 40_000 + (link % 20_000) as u16);
         let state = self.links.open(link);
-        (state.ends[1], state.arrived) = (End::Core(core, conn), true);
+        state.ends[1] = End::Core(core, conn);
+        let before = std::mem::replace(&mut state.stage, Stage::Arrived);
         self.tell(core, Inbox::Accepted { listener, conn, peer });
         match from {
             End::Core(core, conn) => {
@@ -861,7 +857,11 @@ impl Inner {
                     self.tell(core, Inbox::Connected(conn));
                 }
             }
-            End::Client(_) | End::Nobody => {}
+            End::Client(_) => self.push_on(link, 0),
+            End::Nobody => {
+                let Stage::Left { reset } = before else { unreachable!("it was there until it left") };
+                self.end_way(link, 0, reset);
+            }
         }
     }
 
@@ -869,6 +869,9 @@ impl Inner {
     fn push_on(&mut self, link: u64, from: usize) {
         loop {
             let Some(state) = self.links.get_mut(link) else { return };
+            if state.stage != Stage::Arrived {
+                return;
+            }
             let way = &mut state.ways[from];
             let room = WINDOW_BYTES.saturating_sub(way.window);
             let Some(first) = way.waiting.front_mut() else { break };
@@ -1009,29 +1012,31 @@ impl Inner {
         let client = matches!(state.ends[side], End::Client(_));
         let other = matches!(state.ends[1 - side], End::Core(..) | End::Client(_));
         state.ends[side] = End::Nobody;
-        if !other && (side == 1 || state.arrived || !state.arrive_held && self.now > state.arrives) {
-            // Both are gone. (A connector may go before it has arrived: then it arrives all the same.)
-            self.links.remove(link);
-            return;
-        }
-        if reset {
+        if reset || !client {
             state.ways[side].waiting.clear();
-            let arrives = state.arrives;
-            let at = (self.now + self.latency_on(link, side)).max(arrives);
+        }
+        match state.stage {
+            Stage::Connecting => state.stage = Stage::Left { reset },
+            Stage::Arrived if other => self.end_way(link, side, reset),
+            Stage::Left { .. } | Stage::Refused | Stage::Arrived => self.links.remove(link),
+        }
+    }
+
+    /// Nothing more is sent that way.
+    fn end_way(&mut self, link: u64, side: usize, reset: bool) {
+        if reset {
+            let at = self.now + self.latency_on(link, side);
             self.plan(at, Action::Reset { link, to: 1 - side, errno: libc::ECONNRESET });
             return;
         }
+        let state = self.links.open(link);
         let mut last_due = state.ways[side].last_due;
-        if client {
-            // A client's close comes after all that it has sent, whatever the window says.
-            for bytes in std::mem::take(&mut state.ways[side].waiting) {
-                let way = &mut self.links.open(link).ways[side];
-                way.window += bytes.len();
-                last_due = last_due.max(self.now + Duration::from_micros(self.rng.between(20, 400)));
-                self.plan(last_due, Action::Deliver { link, from: side, bytes });
-            }
-        } else {
-            state.ways[side].waiting.clear();
+        // A client's close comes after all that it has sent, whatever the window says.
+        for bytes in std::mem::take(&mut state.ways[side].waiting) {
+            let way = &mut self.links.open(link).ways[side];
+            way.window += bytes.len();
+            last_due = last_due.max(self.now + Duration::from_micros(self.rng.between(20, 400)));
+            self.plan(last_due, Action::Deliver { link, from: side, bytes });
         }
         let at = last_due.max(self.now + self.latency_on(link, side));
         self.plan(at, Action::Fin { link, from: side });

@@ -18,6 +18,18 @@ pub(super) enum End {
     Client(ClientId),
 }
 
+/// How far a connection has come. Until it has arrived, what its connector sends is not taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Connecting,
+    /// The connector has gone, by a reset or not, before it was there. It arrives all the same.
+    Left {
+        reset: bool,
+    },
+    Arrived,
+    Refused,
+}
+
 pub(super) struct Link {
     /// The one that connects, the one that accepts.
     pub ends: [End; 2],
@@ -26,10 +38,7 @@ pub(super) struct Link {
     pub to: SocketAddr,
     /// On which machines the ends are.
     pub hosts: [usize; 2],
-    pub arrives: Mono,
-    pub arrived: bool,
-    /// The connector's first packet does not get through, and what it sends waits behind it.
-    pub arrive_held: bool,
+    pub stage: Stage,
     /// By end: it is there, and has lost the reset that would have told it that the other is gone.
     pub half_open: [bool; 2],
 }
@@ -48,16 +57,13 @@ pub(super) struct Way {
 }
 
 impl Link {
-    /// `at`: when the first packet arrives. Bytes that are sent at once come after it.
-    pub fn new(from: End, to: SocketAddr, hosts: [usize; 2], at: Mono) -> Link {
+    pub fn new(from: End, to: SocketAddr, hosts: [usize; 2]) -> Link {
         Link {
             ends: [from, End::Nobody],
-            ways: [Way { last_due: at, ..Way::default() }, Way::default()],
+            ways: Default::default(),
             to,
             hosts,
-            arrives: at,
-            arrived: false,
-            arrive_held: false,
+            stage: Stage::Connecting,
             half_open: [false; 2],
         }
     }

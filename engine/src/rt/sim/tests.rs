@@ -241,6 +241,61 @@ fn connects_are_refused_or_hang_until_they_work() {
     }
 }
 
+/// Lost if it fails: a client's requests come in another order than it sent them, and the broker is blamed.
+#[test]
+fn what_is_sent_before_a_connection_has_arrived_comes_first_whatever_the_way_does() {
+    for seed in 0..200 {
+        let mut pair = Pair::new(seed);
+        pair.start_listener();
+        let from = pair.hosts[0];
+        pair.set(0, 1, Path::cut());
+        let client = pair.world.connect_from(from, addr());
+        let mut sent = vec![];
+        for n in 0..40u8 {
+            if n == 20 {
+                pair.set(0, 1, Path::default());
+            }
+            pair.world.send(client, &[n; 50]);
+            sent.extend([n; 50]);
+            let us = pair.world.rng().between(0, 300);
+            pair.world.run_for(Duration::from_micros(us));
+        }
+        let leaves = seed % 2 == 0;
+        if leaves {
+            pair.world.close(client);
+        }
+        assert!(pair.until(|pair| pair.at(1).received.len() == sent.len()), "seed {seed}: some of it is lost");
+        assert!(pair.at(1).received == sent, "seed {seed}: in another order");
+        assert!(!leaves || pair.until(|pair| pair.at(1).closed == [CloseReason::Peer]), "seed {seed}");
+    }
+}
+
+/// Lost if it fails: the half of a connection, for each client that has gone before it was there.
+#[test]
+fn who_leaves_before_a_connection_has_arrived_is_heard_of_when_it_does() {
+    for (seed, reset, listens) in (0..40).map(|seed| (seed, seed % 2 == 0, seed % 4 < 2)) {
+        let mut pair = Pair::new(seed);
+        if listens {
+            pair.start_listener();
+        }
+        let from = pair.hosts[0];
+        pair.set(0, 1, Path::cut());
+        let client = pair.world.connect_from(from, addr());
+        pair.world.send(client, b"before");
+        if reset { pair.world.reset(client) } else { pair.world.close(client) }
+        pair.run_ms(20);
+        assert_eq!(pair.world.inner.links.len(), 1, "seed {seed}: it has not arrived");
+        pair.set(0, 1, Path::default());
+        pair.run_ms(20);
+        assert_eq!(pair.world.inner.links.len(), 0, "seed {seed}");
+        if listens {
+            let why = if reset { CloseReason::Error(libc::ECONNRESET) } else { CloseReason::Peer };
+            let received: &[u8] = if reset { b"" } else { b"before" };
+            assert_eq!((pair.at(1).closed.clone(), pair.at(1).received.clone()), (vec![why], received.to_vec()));
+        }
+    }
+}
+
 /// Lost if it fails: no connection ever ends within a frame but by a crash.
 #[test]
 fn a_reset_between_two_machines_ends_both_ends_in_the_middle_of_what_is_sent() {
