@@ -85,6 +85,8 @@ counters! {
     wal_disk_bytes,
     /// Partitions on this core (gauge).
     partitions,
+    /// Replicas that do not catch up: what they lack is in their leader's log no more (gauge).
+    replicas_left_behind,
 }
 
 /// Latency of a request's stages on one core.

@@ -13,6 +13,7 @@ use camus_engine::types::Offset;
 use camus_sim::pumps::{BROKERS, Cluster, Committed, META, Shape, route};
 use shard_kit::{PATIENCE, Seed, Stored, batch, rest_of, rests, seeds};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 trait Contents {
@@ -460,6 +461,11 @@ fn a_log_that_is_left_behind_is_not_waited_for_and_leads_nothing() {
         cluster.heal();
         let goes_on = |cluster: &mut Cluster| cluster.core(b).has_space();
         assert!(cluster.run_until(Duration::from_secs(10), goes_on), "nothing can free it, and it is waited for");
+        let left =
+            |cluster: &Cluster, who: usize| cluster.stats[who].counters.replicas_left_behind.load(Ordering::Relaxed);
+        let is_told = |cluster: &mut Cluster| left(cluster, c) > 0;
+        assert!(cluster.run_until(Duration::from_secs(3), is_told), "who runs it is not told");
+        assert_eq!(left(&cluster, b), 0);
         for _ in 0..20 {
             assert_eq!(cluster.produce(q, &nth(n, 4_000)), Offset(n as i64));
             n += 1;

@@ -243,6 +243,11 @@ impl Replica {
         self.left_behind && self.raw.raft.state == StateRole::Follower
     }
 
+    /// The same, as the last leader said it that was heard of: it stays while there is none.
+    pub fn was_left_behind(&self) -> bool {
+        self.left_behind && !self.is_leader()
+    }
+
     /// As a leader: whether what the other voter lacks is compacted here.
     fn leaves_behind(&self, other: u64) -> bool {
         let next = self.raw.raft.prs().get(other).map(|progress| progress.next_idx);

@@ -182,7 +182,7 @@ pub struct Core {
     pub(super) wal: Wal,
     pub(super) shards: BTreeMap<ShardId, Shard>,
     pub(super) table: Arc<ShardTable>,
-    stats: Arc<CoreStats>,
+    pub(super) stats: Arc<CoreStats>,
     parked: VecDeque<Parked>,
     /// Readies whose records are in groups up to this LSN, in LSN order.
     unpersisted: VecDeque<(Lsn, ShardId, u64)>,
@@ -427,6 +427,7 @@ impl Core {
             self.next_release = now + RELEASE_EVERY;
             self.release(now, out);
             self.hand_over();
+            self.count_left_behind();
         }
         while let Some(parked) = self.parked.pop_front() {
             if let Some(still) = self.produce(now, wall, parked, out) {

@@ -8,8 +8,10 @@ use super::core::{Core, Out, Shard, TICK};
 use super::peers::{self, EntryBody, ToPeer};
 use crate::limits;
 use crate::replica::{Message, MessageKind};
+use crate::stats::Counters;
 use crate::types::{Mono, SegmentSeq, ShardId};
 use crate::wal::{NoSpaceWhy, RecordKind, Room, WalError};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const GIVEN_UP: Duration = Duration::from_millis(limits::REPLICA_GIVEN_UP_MS);
@@ -123,6 +125,23 @@ impl Core {
             shard.replica.hand_over(|voter| !self.peers.is_at_limit(voter));
             shard.dirty = true;
         }
+    }
+
+    /// Says how many replicas of this broker are lost to their shards, and each time that it becomes more.
+    pub(super) fn count_left_behind(&mut self) {
+        let left = self.shards.iter().filter(|(_, shard)| shard.replica.was_left_behind());
+        let shards: Vec<u32> = left.map(|(id, _)| id.0).collect();
+        let count = shards.len() as u64;
+        let gauge = &self.stats.counters.replicas_left_behind;
+        if count > gauge.load(Ordering::Relaxed) {
+            tracing::warn!(
+                core = self.config.core.0,
+                ?shards,
+                "this broker was away for too long: replicas lack what is in the logs of others no more, and do not \
+                 catch up"
+            );
+        }
+        Counters::set(gauge, count);
     }
 
     /// Puts what this log has to say into what its replicas answer to heartbeats.

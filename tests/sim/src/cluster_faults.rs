@@ -1,8 +1,9 @@
 //! What goes wrong with a cluster and when, drawn from the seed: each seed has its own mix of faults.
 //!
-//! With a budget at most one broker at a time is down, cut off, hung or at a stand: then two others have everything,
-//! and once all is healed everybody gets on. Slow disks and ways, clocks that are wrong, resets and clients that are
-//! slow are in no budget. Without one any number of brokers is hit at once.
+//! With a budget at most one broker at a time is down, cut off, hung, at a stand, or so far behind that it does not
+//! catch up (docs/operate.md): then two others have everything, and once all is healed everybody gets on. Slow disks
+//! and ways, clocks that are wrong, resets and clients that are slow are in no budget. Without one any number of
+//! brokers is hit at once.
 //!
 //! At most one broker's disk is damaged in a seed. A bit that rots while it is down is always found: a start that is
 //! refused is a broker that stays down, for as long as the seed runs, and that is the budget. Where more is damaged
@@ -134,6 +135,8 @@ struct State {
     wall_off_ms: i64,
     /// Its machine is silent until it starts.
     vanished: bool,
+    /// It does not catch up any more.
+    left_behind: bool,
     /// What was known of damage when a start was not refused.
     survived: Damage,
     /// What its disks were, and how many starts from now they are that again.
@@ -211,6 +214,7 @@ impl ClusterFaults {
             return;
         }
         for n in 0..self.states.len() {
+            self.states[n].left_behind |= cluster.is_left_behind(n);
             self.tend(n, cluster);
         }
         let now = cluster.now();
@@ -313,7 +317,7 @@ impl ClusterFaults {
 
     fn is_away(&self, n: usize, cluster: &Cluster) -> bool {
         let state = &self.states[n];
-        let is_asked_away = state.kill_at.is_some() || state.gone.is_some();
+        let is_asked_away = state.kill_at.is_some() || state.gone.is_some() || state.left_behind;
         is_asked_away || !cluster.is_up(n) || self.planned.iter().any(|planned| planned.away == Some(n))
     }
 
@@ -463,7 +467,9 @@ impl ClusterFaults {
             heal_disks(cluster, n);
             self.states[n].vanished = false;
             self.states[n].begin_at = self.states[n].begin_at.map(|_| now);
-            if self.mode == Mode::Run && cluster.damage(n) != Damage::default() && self.states[n].gone.is_none() {
+            let is_needed = (0..self.states.len()).any(|other| other != n && self.states[other].left_behind);
+            let is_in = !is_needed && self.states[n].gone.is_none();
+            if self.mode == Mode::Run && cluster.damage(n) != Damage::default() && is_in {
                 // Its operator has seen that its disk is at fault.
                 cluster.crash(n, Crash::Process);
                 self.states[n].gone = Some("its disk was damaged: it is taken out".to_owned());
@@ -484,9 +490,15 @@ impl ClusterFaults {
         names.collect()
     }
 
-    /// One broker is lost for good, if all are there: what was acknowledged is with the others.
+    /// One broker is down for good, and another one does not catch up: for some shards there is no majority any more.
+    pub fn are_too_many(&self) -> bool {
+        let lost = |state: &&State| state.gone.is_some() || state.left_behind;
+        self.gone().is_some() && self.states.iter().filter(lost).count() > 1
+    }
+
+    /// One broker is lost for good, if all are there and have everything: what was acknowledged is with the others.
     pub fn lose_one(&mut self, cluster: &mut Cluster) {
-        if self.gone().is_none() {
+        if self.gone().is_none() && !self.states.iter().any(|state| state.left_behind) {
             let n = cluster.pick(self.states.len());
             cluster.crash(n, Crash::Power);
             self.states[n].gone = Some("it is lost in the end".to_owned());

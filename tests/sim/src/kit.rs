@@ -353,6 +353,11 @@ impl Cluster {
         said.fatal.is_some() || said.panicked.is_some()
     }
 
+    /// It was away for so long that it lacks what the others have no more: it is a broker less for its shards.
+    pub fn is_left_behind(&self, n: usize) -> bool {
+        self.brokers[n].stats.iter().any(|stats| stats.counters.replicas_left_behind.load(Ordering::Relaxed) > 0)
+    }
+
     /// A broker has ended since its log lacks what the others know that it had.
     pub fn forgot(&self) -> Option<String> {
         let forgot = |broker: &SimBroker| match &broker.said.borrow().fatal {

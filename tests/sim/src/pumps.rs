@@ -241,6 +241,7 @@ pub struct Cluster {
     pub cores: Vec<SimCoreId>,
     pub boards: Vec<Rc<RefCell<Board>>>,
     pub tables: Vec<Arc<ShardTable>>,
+    pub stats: Vec<Arc<CoreStats>>,
     pub net: Rc<RefCell<Net>>,
     /// Counts starts: an answer of an earlier life does not come.
     pub lives: Vec<u32>,
@@ -260,6 +261,7 @@ impl Cluster {
             cores,
             boards: (0..BROKERS).map(|_| Rc::default()).collect(),
             tables: (0..BROKERS).map(|_| Arc::new(ShardTable::new(vec![]))).collect(),
+            stats: vec![Arc::default(); BROKERS],
             net,
             lives: vec![0; BROKERS],
             image: routes.iter().map(|route| (route.shard, route.partition)).collect(),
@@ -302,6 +304,7 @@ impl Cluster {
         let seed = self.world.rng().u64();
         let volume = self.disk(who).volume();
         let (stats, pool) = (Arc::new(CoreStats::default()), ChunkPool::new(wal_bytes_max));
+        self.stats[who] = Arc::clone(&stats);
         let (core, meta) = Core::recover(config, Arc::clone(&table), stats, &volume, pool, seed)?;
         let board = Rc::new(RefCell::new(Board::default()));
         {

@@ -813,6 +813,7 @@ impl Replicas {
             failures: self.failures,
             refused: self.refused,
             unread: 0,
+            beyond_budget: false,
         }
     }
 }

@@ -44,6 +44,7 @@ pub fn run_caught(setup: impl Into<Setup>, seed: u64, time: Duration) -> Run {
         failures: vec![failure],
         refused: None,
         unread: 0,
+        beyond_budget: false,
     })
 }
 

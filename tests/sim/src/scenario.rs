@@ -103,6 +103,8 @@ pub struct Run {
     pub refused: Option<String>,
     /// Partitions that could not be read to their end, after damage.
     pub unread: u64,
+    /// One broker was lost for good while another one could not catch up: nobody had to get on, and not everybody did.
+    pub beyond_budget: bool,
 }
 
 enum Trouble {
@@ -141,6 +143,11 @@ impl Trouble {
         }
     }
 
+    /// Nobody has to get on.
+    fn are_too_many(&self) -> bool {
+        matches!(self, Trouble::Several(faults) if faults.are_too_many())
+    }
+
     fn cuts(&self) -> &[Mono] {
         match self {
             Trouble::One(faults) => &faults.cuts,
@@ -171,6 +178,7 @@ struct Scenario {
     is_led_twice: bool,
     failures: Vec<Failure>,
     unread: u64,
+    beyond_budget: bool,
 }
 
 /// Runs a seed for this long in virtual time, and for as long as it takes to wind up.
@@ -207,6 +215,7 @@ impl Scenario {
             is_led_twice: false,
             failures: vec![],
             unread: 0,
+            beyond_budget: false,
         }
     }
 
@@ -314,7 +323,11 @@ impl Scenario {
         match (self.setup.mode, self.faults.refused().cloned()) {
             (Mode::Run | Mode::NoBudget | Mode::Replicas, Some(why)) => self.fail("start-refused", why),
             (Mode::Run | Mode::Replicas, None) => {
-                if let Err(why) = ended.and_then(|()| self.read_finally()) {
+                let got_on = ended.and_then(|()| self.read_finally());
+                self.beyond_budget = got_on.is_err() && self.faults.are_too_many();
+                if let Err(why) = got_on
+                    && !self.beyond_budget
+                {
                     let brokers = self.cluster.stand();
                     self.fail("no-progress", format!("{why}; {brokers}"));
                     // What is there may say why.
@@ -408,6 +421,7 @@ impl Scenario {
             failures: self.failures,
             refused: self.faults.said(),
             unread: self.unread,
+            beyond_budget: self.beyond_budget,
         }
     }
 }

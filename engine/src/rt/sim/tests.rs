@@ -282,7 +282,11 @@ fn who_leaves_before_a_connection_has_arrived_is_heard_of_when_it_does() {
         pair.set(0, 1, Path::cut());
         let client = pair.world.connect_from(from, addr());
         pair.world.send(client, b"before");
-        if reset { pair.world.reset(client) } else { pair.world.close(client) }
+        if reset {
+            pair.world.reset(client)
+        } else {
+            pair.world.close(client)
+        }
         pair.run_ms(20);
         assert_eq!(pair.world.inner.links.len(), 1, "seed {seed}: it has not arrived");
         pair.set(0, 1, Path::default());

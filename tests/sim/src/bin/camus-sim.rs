@@ -182,6 +182,7 @@ struct Sum {
     speeds: Speeds,
     refused: u64,
     unread: u64,
+    beyond_budget: u64,
 }
 
 impl Sum {
@@ -189,6 +190,7 @@ impl Sum {
         self.speeds.add(run, took);
         self.refused += u64::from(run.refused.is_some());
         self.unread += run.unread;
+        self.beyond_budget += u64::from(run.beyond_budget);
         if run.failures.is_empty() {
             self.passed += 1;
         } else {
@@ -207,6 +209,9 @@ fn run(setup: Setup, seeds: Range<u64>, virtual_s: u64, jobs: usize) -> bool {
     let (seeds_a_minute, virtual_s) = (60.0 * seeds as f64 / real_s, sum.speeds.virtual_time().as_secs_f64());
     if setup.mode != Mode::Run {
         println!("{} starts were refused, {} partitions could not be read to their end", sum.refused, sum.unread);
+    }
+    if sum.beyond_budget > 0 {
+        println!("{} seeds were left without a majority that has everything: nobody had to get on", sum.beyond_budget);
     }
     let Speeds { lone, clusters } = sum.speeds;
     println!("{seeds} seeds: {virtual_s:.0} virtual seconds in {real_s:.1} real seconds, {jobs} threads");
