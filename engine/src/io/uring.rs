@@ -309,6 +309,17 @@ mod tests {
         chunk.freeze()
     }
 
+    /// A block is to be written there: the write and its flush, as the kernel gets them.
+    fn linked(disk: &mut RingDisk, ring: &io_uring::IoUring, op: OpId, at: u64) -> [squeue::Entry; 2] {
+        disk.submit(op, DiskOp::Write { file: FileId(1), at, buf: block() });
+        let mut both = None;
+        disk.issue(&ring.submitter(), true, |submission| match submission {
+            Submission::One(_) => panic!("a write and its flush are one"),
+            Submission::Linked(write, flush) => both = Some([write, flush]),
+        });
+        both.expect("it is issued at once")
+    }
+
     /// Lost if it fails: acknowledged records, when the kernel ran out of memory between a write and its flush.
     #[test]
     fn a_flush_that_may_have_been_cut_from_its_write_vouches_for_nothing() {
@@ -316,20 +327,13 @@ mod tests {
         fs::write(dir.path().join("000001.wal"), [0; BLOCK_BYTES]).expect("a file");
         let ring = io_uring::IoUring::new(8).expect("a ring");
         let mut disk = ring_disk(dir.path(), DurableMethod::LinkedFsync, &ring);
-        disk.submit(OpId(9), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
-        let mut tags = vec![];
-        disk.issue(&ring.submitter(), true, |submission| match submission {
-            Submission::One(_) => panic!("a write and its flush are one"),
-            Submission::Linked(first, second) => {
-                let link = squeue::Flags::IO_LINK.bits();
-                assert!(format!("{first:?}").contains(&format!("flags: {link}")), "{first:?} is not linked");
-                tags.extend([first.get_user_data(), second.get_user_data()]);
-            }
-        });
+        let [write, flush] = linked(&mut disk, &ring, OpId(9), 0);
+        let link = squeue::Flags::IO_LINK.bits();
+        assert!(format!("{write:?}").contains(&format!("flags: {link}")), "{write:?} is not linked");
         disk.cut_short();
-        disk.completed(tags[1], 0);
+        disk.completed(flush.get_user_data(), 0);
         assert!(disk.next_done().is_none(), "the write may still be under way");
-        disk.completed(tags[0], BLOCK_BYTES as i32);
+        disk.completed(write.get_user_data(), BLOCK_BYTES as i32);
         let done = disk.next_done().expect("its end");
         assert!(done.op == OpId(9) && done.result.is_err(), "{done:?}");
         assert_eq!(disk.outstanding(), 0);
@@ -344,14 +348,8 @@ mod tests {
         let ring = io_uring::IoUring::new(8).expect("a ring");
         let mut disk = ring_disk(dir.path(), DurableMethod::LinkedFsync, &ring);
         for (op, moved, flush_first) in [(1, 512, false), (2, 512, true), (3, 0, false), (4, -libc::EIO, true)] {
-            disk.submit(OpId(op), DiskOp::Write { file: FileId(1), at: 0, buf: block() });
-            let mut ends = vec![];
-            disk.issue(&ring.submitter(), true, |submission| match submission {
-                Submission::One(_) => panic!("a write and its flush are one"),
-                Submission::Linked(write, flush) => {
-                    ends.extend([(write.get_user_data(), moved), (flush.get_user_data(), 0)])
-                }
-            });
+            let [write, flush] = linked(&mut disk, &ring, OpId(op), 0);
+            let mut ends = [(write.get_user_data(), moved), (flush.get_user_data(), 0)];
             if flush_first {
                 ends.reverse();
             }
@@ -374,12 +372,7 @@ mod tests {
         let mut disk = ring_disk(dir.path(), DurableMethod::LinkedFsync, &ring);
         let beyond_any_file = 1 << 62;
         for (op, at, good) in [(1, 0, true), (2, beyond_any_file, false), (3, BLOCK_BYTES as u64, true)] {
-            disk.submit(OpId(op), DiskOp::Write { file: FileId(1), at, buf: block() });
-            let mut entries = vec![];
-            disk.issue(&ring.submitter(), true, |submission| match submission {
-                Submission::One(_) => panic!("a write and its flush are one"),
-                Submission::Linked(first, second) => entries.extend([first, second]),
-            });
+            let entries = linked(&mut disk, &ring, OpId(op), at);
             // SAFETY: the disk keeps what the entries name until it is told of their end.
             unsafe { ring.submission().push_multiple(&entries).expect("room") };
             ring.submit_and_wait(2).expect("two ends");

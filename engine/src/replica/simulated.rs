@@ -262,9 +262,7 @@ impl Cluster {
             self.network.drain(..excess);
         }
     }
-}
 
-impl Cluster {
     /// All is flushed, but by `keeps` nothing, and all that is sent arrives, but for what comes from or goes to `cut`.
     fn settle(&mut self, cut: Option<usize>, keeps: Option<usize>) {
         for _ in 0..200 {
