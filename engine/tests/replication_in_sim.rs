@@ -99,6 +99,35 @@ fn an_acknowledged_batch_is_on_the_media_of_a_majority() {
     }
 }
 
+/// Lost if it fails: an operator's view of who has fallen behind. Who does not lead does not know it, and says so.
+#[test]
+fn the_leader_tells_how_far_each_voter_is() {
+    let p = route(1, 1);
+    let mut cluster = Cluster::new(1, Shape::default(), &[p]);
+    let quorum = |cluster: &mut Cluster, who| {
+        let request = cluster.ask(who, Ask::Quorum { core: p.core, shard: p.shard });
+        let Answer::Quorum(told) = cluster.wait(who, request) else { panic!("another answer") };
+        told
+    };
+    cluster.produce(p, &nth(0, 100));
+    cluster.converge(&[p]);
+    let leader = cluster.wait_leader(p.shard);
+    let told = quorum(&mut cluster, leader).expect("it leads");
+    assert_eq!(told.commit, told.last);
+    assert_eq!(told.voters, [1, 2, 3].map(|id| (id, told.last)));
+    let (away, other) = ((leader + 1) % BROKERS, (leader + 2) % BROKERS);
+    assert_eq!(quorum(&mut cluster, other), Err(Refusal::NotLeader));
+    cluster.crash(away, Crash::Process);
+    cluster.produce(p, &nth(1, 100));
+    cluster.run_ms(300);
+    let behind = quorum(&mut cluster, leader).expect("a majority is there");
+    assert!(behind.commit > told.commit);
+    for (at, (id, matched)) in behind.voters.iter().enumerate() {
+        let is_away = at == away;
+        assert_eq!(*matched, if is_away { told.last } else { behind.last }, "voter {id}");
+    }
+}
+
 /// Lost if it fails: the way to the leader. A client that asks a follower whose own log is full would wait for space
 /// that is no matter of its batch.
 #[test]

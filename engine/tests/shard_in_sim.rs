@@ -8,9 +8,12 @@ mod shard_kit;
 use bytes::Bytes;
 use camus_engine::io::sim::Crash;
 use camus_engine::io::{FileId, Volume};
-use camus_engine::shard::api::{Answer, Ask, BatchRules, OffsetQuery, Refusal, Route};
+use camus_engine::partition::batch::{BatchHead, Codec};
+use camus_engine::shard::api::{
+    ActiveProducer, Answer, Ask, BatchRules, OffsetQuery, Packing, Producing, Refusal, Route,
+};
 use camus_engine::shard::core::RecoverError;
-use camus_engine::types::{LeaderEpoch, Offset};
+use camus_engine::types::{LeaderEpoch, Offset, ProducerEpoch, ProducerId, Sequence, WallMs};
 use camus_engine::wal::{NoSpaceWhy, WalError};
 use shard_kit::{Bench, NOW, Seed, Shape, Stored, batch, rest_of, rests, seeds};
 use std::collections::{BTreeMap, VecDeque};
@@ -93,6 +96,72 @@ fn a_watch_fires_once() {
     assert_eq!(bench.moved(trimmed), 1);
     bench.delete(q);
     assert_eq!(bench.moved(other), 1, "who waits for a partition that is deleted is told");
+}
+
+/// Lost if it fails: the room that a topic with a codec was to save, or the retry of a batch that is not the same bytes
+/// any more.
+#[test]
+fn a_batch_is_stored_in_the_codec_of_its_topic_and_its_retry_is_one() {
+    let mut bench = Bench::new(1, Shape::default());
+    let p = bench.add(1, 1);
+    let rules = BatchRules { packing: Some(Packing { codec: Codec::Lz4, level: 9 }), ..BatchRules::default() };
+    let sent = batch(1, 3, 1000, (7, 0, 0));
+    for _ in 0..2 {
+        let request = bench.ask(Ask::Produce { to: p, batch: sent.clone(), rules });
+        let Answer::Produced(Ok(produced)) = bench.wait(request) else { panic!("it is taken") };
+        assert_eq!(produced.base_offset, Offset(0));
+    }
+    let read = bench.read(p, 0, 1 << 20).unwrap();
+    let [stored] = &read.batches[..] else { panic!("one batch") };
+    assert_eq!(BatchHead::parse(stored).unwrap().codec(), Some(Codec::Lz4));
+    assert!(stored.len() < sent.len());
+}
+
+/// Lost if it fails: what an operator goes by who asks what fills the disk, and who still writes. It holds after a
+/// deletion, and after a restart.
+#[test]
+fn a_core_tells_what_each_partition_takes_and_who_wrote_to_it() {
+    let mut bench = Bench::new(1, Shape::default());
+    let (p, q) = (bench.add(1, 1), bench.add(2, 2));
+    let sent = [batch(1, 3, 10, (7, 0, 0)), batch(2, 1, 10, (5, 2, 0)), batch(3, 2, 10, (7, 0, 3))];
+    sent.iter().for_each(|batch| assert!(bench.produce(p, batch).is_ok()));
+    let other = plain(4, 1, 50);
+    bench.produce(q, &other).unwrap();
+
+    let producing = |bench: &mut Bench, of, producers_max| {
+        let request = bench.ask(Ask::Producers { of, producers_max });
+        let Answer::Producers(told) = bench.wait(request) else { panic!("another answer") };
+        told
+    };
+    let active = |id, epoch, last, time| ActiveProducer {
+        id: ProducerId(id),
+        epoch: ProducerEpoch(epoch),
+        last_sequence: Sequence(last),
+        last_timestamp: WallMs(time),
+    };
+    let holdings = |bench: &mut Bench| {
+        let request = bench.ask(Ask::Holdings { core: p.core });
+        let Answer::Holdings(Ok(told)) = bench.wait(request) else { panic!("another answer") };
+        told.iter().map(|holding| (holding.partition, holding.bytes)).collect::<Vec<_>>()
+    };
+    let bytes = |batches: &[Bytes]| batches.iter().map(|batch| batch.len() as u64).sum::<u64>();
+    let both = vec![active(5, 2, 0, NOW + 2), active(7, 0, 4, NOW + 3)];
+    assert_eq!(producing(&mut bench, p, 2), Ok(Producing { total: 2, active: both }));
+    assert_eq!(producing(&mut bench, p, 1), Ok(Producing { total: 2, active: vec![] }), "more than were wanted");
+    assert_eq!(producing(&mut bench, q, 2), Ok(Producing { total: 0, active: vec![] }));
+    assert_eq!(holdings(&mut bench), [(p.partition, bytes(&sent)), (q.partition, bytes(std::slice::from_ref(&other)))]);
+
+    bench.trim(p, Some(5)).unwrap();
+    for _ in 0..2 {
+        // who wrote is known longer than what was written
+        let left = vec![active(5, 2, 0, -1), active(7, 0, 4, NOW + 3)];
+        assert_eq!(producing(&mut bench, p, 2), Ok(Producing { total: 2, active: left }));
+        assert_eq!(holdings(&mut bench)[0], (p.partition, bytes(&sent[2..])), "one straddles the log start");
+        bench.crash_somehow();
+        bench.start();
+    }
+    let unknown = Route { partition: camus_engine::types::PartitionId(99), ..p };
+    assert_eq!(producing(&mut bench, unknown, 2), Err(Refusal::UnknownPartition));
 }
 
 /// Lost if it fails: the answer to whatever was asked while the log waited for its next segment.

@@ -2,14 +2,22 @@
 #![no_main]
 
 use bytes::Bytes;
-use camus_engine::partition::batch::{BatchHead, HEADER_BYTES, validate};
-use camus_engine::partition::records;
-use camus_engine::shard::api::{BatchRules, TimestampType};
+use camus_engine::partition::batch::{BatchHead, Codec, HEADER_BYTES, validate};
+use camus_engine::partition::{pack, records};
+use camus_engine::shard::api::{BatchRules, Packing, TimestampType};
 use camus_engine::types::{Offset, WallMs};
 use libfuzzer_sys::fuzz_target;
 use std::ops::ControlFlow;
 
 const NOW: WallMs = WallMs(1_800_000_000_000);
+
+/// The records of a batch that was accepted.
+fn plain(batch: &[u8]) -> Vec<u8> {
+    let head = BatchHead::parse(batch).expect("what was accepted parses");
+    let mut plain = Vec::new();
+    records::unpack(&head, &batch[HEADER_BYTES..], &mut plain).expect("what was accepted can be read");
+    plain
+}
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (how, bytes) = input;
@@ -27,7 +35,20 @@ fuzz_target!(|input: (u8, &[u8])| {
         compacted: how & 4 != 0,
         ..BatchRules::default()
     };
-    let Ok(checked) = validate(&Bytes::from(raw), &rules, NOW) else { return };
+    let codec = match (how >> 3) & 7 {
+        0 => Codec::None,
+        1 => Codec::Gzip,
+        2 => Codec::Snappy,
+        3 => Codec::Lz4,
+        _ => Codec::Zstd,
+    };
+    let sent = Bytes::from(raw);
+    let packing = Some(Packing { codec, level: i32::from(how >> 6) });
+    if let Ok(Some(packed)) = pack::repacked(&sent, &BatchRules { packing, ..rules }, NOW) {
+        let (from, to) = (plain(&sent), plain(&packed));
+        assert_eq!(from, to, "another codec, the same records");
+    }
+    let Ok(checked) = validate(&sent, &rules, NOW) else { return };
     let stored = BatchHead::parse(&checked.bytes).expect("what was accepted parses");
     assert_eq!(stored.count, checked.head.count);
     assert_eq!(crc32c::crc32c(&checked.bytes[21..]), stored.crc);

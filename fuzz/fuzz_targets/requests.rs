@@ -3,9 +3,13 @@
 
 use bytes::Bytes;
 use camus_engine::shard::api::{
-    Answer, Ask, BatchRules, EpochEnd, Found, Produced, ReadDone, Refusal, ShardTable, Ticket,
+    ActiveProducer, Answer, Ask, BatchRules, EpochEnd, Found, Holding, Produced, Producing, Quorum, ReadDone, Refusal,
+    ShardTable, Ticket,
 };
-use camus_engine::types::{BrokerId, CoreId, LeaderEpoch, Mono, Offset, ShardId, Term, WallMs};
+use camus_engine::types::{
+    BrokerId, CoreId, Index, LeaderEpoch, Mono, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, ShardId, Term,
+    WallMs,
+};
 use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupRefusal};
 use camus_meta::{Command, Image, Placement, State, Topic};
 use camus_net::api::init_producer_id::ProducerIds;
@@ -68,6 +72,26 @@ fn answer(ask: &Ask, mood: u8) -> Answer {
             Answer::EpochEnd(give(refused, EpochEnd { epoch: LeaderEpoch(1), end: Offset(5) }))
         }
         Ask::Trim { .. } => Answer::Trimmed(give(refused, Offset(1))),
+        Ask::Producers { producers_max, .. } => {
+            let producer = ActiveProducer {
+                id: ProducerId(1),
+                epoch: ProducerEpoch(0),
+                last_sequence: Sequence(5),
+                last_timestamp: WallMs(1),
+            };
+            let total = usize::from(mood >> 4);
+            let is_told = total <= *producers_max as usize;
+            let active = if is_told { vec![producer; total] } else { Vec::new() };
+            Answer::Producers(give(refused, Producing { total, active }))
+        }
+        Ask::Holdings { core } => {
+            let partition = PartitionId(7000 + u64::from(core.0));
+            Answer::Holdings(give(refused, vec![Holding { partition, bytes: 4096 }]))
+        }
+        Ask::Quorum { .. } => {
+            let voters = vec![(2, Index(5)), (3, Index(4)), (4, Index(0))];
+            Answer::Quorum(give(refused, Quorum { commit: Index(4), last: Index(5), voters }))
+        }
         Ask::Unwatch { .. } => Answer::Moved,
     }
 }

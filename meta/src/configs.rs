@@ -5,7 +5,8 @@
 //! in Camus so far.
 
 use camus_engine::limits;
-use camus_engine::shard::api::{BatchRules, TimestampType};
+use camus_engine::partition::batch::Codec;
+use camus_engine::shard::api::{BatchRules, Packing, TimestampType};
 use std::collections::BTreeMap;
 
 /// Bytes of one value.
@@ -165,7 +166,7 @@ static TOPIC: &[TopicConfig] = &[
         "-1",
         GzipLevel,
         &[("compression.gzip.level", 1)],
-        kept!("The level with which a broker compresses gzip."),
+        "The level of gzip, where compression.type asks for it; -1: the usual one.",
     ),
     config(
         "compression.lz4.level",
@@ -173,7 +174,7 @@ static TOPIC: &[TopicConfig] = &[
         "9",
         Between(1, 17),
         &[("compression.lz4.level", 1)],
-        kept!("The level with which a broker compresses lz4."),
+        kept!("The level of lz4, where compression.type asks for it; Camus has one only."),
     ),
     config(
         "compression.type",
@@ -181,7 +182,8 @@ static TOPIC: &[TopicConfig] = &[
         "producer",
         OneOf(&["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"]),
         &[("compression.type", 1)],
-        kept!("The codec in which batches are stored; Camus stores them as they were sent, which is producer."),
+        "The codec in which batches are stored; producer: as they were sent. A batch in another codec is packed anew \
+         by the core that takes it, which costs that core's time.",
     ),
     config(
         "compression.zstd.level",
@@ -189,7 +191,8 @@ static TOPIC: &[TopicConfig] = &[
         "3",
         Between(-131_072, 22),
         &[("compression.zstd.level", 1)],
-        kept!("The level with which a broker compresses zstd."),
+        "The level of zstd, where compression.type asks for it. Above 9 it is 9: more takes tens of megabytes for each \
+         batch.",
     ),
     config(
         "delete.retention.ms",
@@ -336,6 +339,22 @@ static TOPIC: &[TopicConfig] = &[
         kept!("Whether files are made at their full size; those of the write-ahead log always are."),
     ),
     config(
+        "remote.copy.lag.bytes",
+        Long,
+        "0",
+        AtLeast(-1),
+        &[("log.remote.copy.lag.bytes", 1)],
+        kept!("What a partition may hold before it is copied to the remote store, bytes; -1: as the local retention."),
+    ),
+    config(
+        "remote.copy.lag.ms",
+        Long,
+        "0",
+        AtLeast(-1),
+        &[("log.remote.copy.lag.ms", 1)],
+        kept!("How long records may wait before they are copied to the remote store, ms; -1: as the local retention."),
+    ),
+    config(
         "remote.log.copy.disable",
         Boolean,
         "false",
@@ -447,9 +466,14 @@ static BROKER: &[BrokerConfig] = &[
     broker("compression.lz4.level", Int, Some("9"), "The default of compression.lz4.level."),
     broker("compression.type", Text, Some("producer"), "The default of compression.type."),
     broker("compression.zstd.level", Int, Some("3"), "The default of compression.zstd.level."),
+    broker("connections.max.idle.ms", Long, Some("600000"), "After what time an idle connection is closed, ms."),
     broker("default.replication.factor", Short, Some("1"), "The replication factor of topics that ask for none."),
     broker("delete.topic.enable", Boolean, Some("true"), "Whether topics can be deleted: they can."),
     broker("fetch.max.bytes", Int, Some("57671680"), "What one fetch returns at most, bytes."),
+    broker("group.initial.rebalance.delay.ms", Int, Some("3000"), "How long a new group waits for more members, ms."),
+    broker("group.max.session.timeout.ms", Int, Some("1800000"), "The longest session timeout of a member, ms."),
+    broker("group.max.size", Int, Some("10000"), "Members of one group."),
+    broker("group.min.session.timeout.ms", Int, Some("6000"), "The shortest session timeout of a member, ms."),
     broker("listeners", Text, None, "The addresses on which the broker listens."),
     broker("log.cleaner.delete.retention.ms", Long, Some("86400000"), "The default of delete.retention.ms."),
     broker("log.cleaner.enable", Boolean, Some("true"), "Whether logs are compacted; kept, not so far."),
@@ -473,6 +497,8 @@ static BROKER: &[BrokerConfig] = &[
     broker("log.message.timestamp.before.max.ms", Long, Some(NEVER), "The default of message.timestamp.before.max.ms."),
     broker("log.message.timestamp.type", Text, Some("CreateTime"), "The default of message.timestamp.type."),
     broker("log.preallocate", Boolean, Some("false"), "The default of preallocate."),
+    broker("log.remote.copy.lag.bytes", Long, Some("0"), "The default of remote.copy.lag.bytes."),
+    broker("log.remote.copy.lag.ms", Long, Some("0"), "The default of remote.copy.lag.ms."),
     broker("log.retention.bytes", Long, Some("-1"), "The default of retention.bytes."),
     broker("log.retention.hours", Int, Some("168"), "The default of retention.ms, in hours."),
     broker("log.retention.minutes", Int, None, "The default of retention.ms, in minutes; goes before the hours."),
@@ -483,11 +509,14 @@ static BROKER: &[BrokerConfig] = &[
     broker("log.roll.ms", Long, None, "The default of segment.ms; goes before the hours."),
     broker("log.segment.bytes", Int, Some("1073741824"), "The default of segment.bytes."),
     broker("log.segment.delete.delay.ms", Long, Some("60000"), "The default of file.delete.delay.ms."),
+    broker("max.connections", Int, Some("10000"), "Client connections of this broker."),
     broker("max.incremental.fetch.session.cache.slots", Int, Some("1000"), "Fetch sessions that are remembered."),
     broker("message.max.bytes", Int, Some("1048588"), "The default of max.message.bytes."),
     broker("min.insync.replicas", Int, Some("1"), "The default of min.insync.replicas."),
     broker("node.id", Int, Some("0"), "The id of this broker."),
     broker("num.partitions", Int, Some("1"), "The partitions of topics that ask for no number."),
+    broker("offset.metadata.max.bytes", Int, Some("4096"), "What may be kept beside a committed offset, bytes."),
+    broker("offsets.retention.minutes", Int, Some("10080"), "How long committed offsets outlive a group's members."),
     broker("process.roles", List, Some("broker,controller"), "Each broker of Camus is both."),
     broker("socket.request.max.bytes", Int, Some("104857600"), "The largest request that is read, bytes."),
     broker("unclean.leader.election.enable", Boolean, Some("false"), "The default of unclean.leader.election.enable."),
@@ -596,7 +625,22 @@ pub fn rules(configs: &BTreeMap<String, String>, message_bytes_max: u32) -> Batc
         before_max_ms: long(configs, "message.timestamp.before.max.ms"),
         after_max_ms: long(configs, "message.timestamp.after.max.ms"),
         compacted: configs.get("cleanup.policy").is_some_and(|v| split(v).any(|policy| policy == "compact")),
+        packing: packing(configs),
     }
+}
+
+/// How batches are to be packed; `None`: as they were sent.
+fn packing(configs: &BTreeMap<String, String>) -> Option<Packing> {
+    let level = |name| i32::try_from(long(configs, name)).expect("a level is checked before it is kept");
+    let (codec, level) = match configs.get("compression.type")?.as_str() {
+        "uncompressed" => (Codec::None, 0),
+        "gzip" => (Codec::Gzip, level("compression.gzip.level")),
+        "snappy" => (Codec::Snappy, 0),
+        "lz4" => (Codec::Lz4, level("compression.lz4.level")),
+        "zstd" => (Codec::Zstd, level("compression.zstd.level")),
+        _ => return None,
+    };
+    Some(Packing { codec, level })
 }
 
 /// All settings of a topic that has `configs` set. `broker`: names and effective values of this broker; one that is not
@@ -779,9 +823,10 @@ mod tests {
             follower.replication.throttled.replicas index.interval.bytes leader.replication.throttled.replicas \
             local.retention.bytes local.retention.ms max.compaction.lag.ms max.message.bytes \
             message.timestamp.after.max.ms message.timestamp.before.max.ms message.timestamp.type \
-            min.cleanable.dirty.ratio min.compaction.lag.ms min.insync.replicas preallocate remote.log.copy.disable \
-            remote.log.delete.on.disable remote.storage.enable retention.bytes retention.ms segment.bytes \
-            segment.index.bytes segment.jitter.ms segment.ms unclean.leader.election.enable";
+            min.cleanable.dirty.ratio min.compaction.lag.ms min.insync.replicas preallocate remote.copy.lag.bytes \
+            remote.copy.lag.ms remote.log.copy.disable remote.log.delete.on.disable remote.storage.enable \
+            retention.bytes retention.ms segment.bytes segment.index.bytes segment.jitter.ms segment.ms \
+            unclean.leader.election.enable";
         let ours: Vec<&str> = TOPIC.iter().map(|c| c.name).filter(|name| *name != "camus.mode").collect();
         assert_eq!(ours, kafka.split_whitespace().collect::<Vec<_>>());
     }
@@ -918,8 +963,16 @@ mod tests {
             before_max_ms: 1,
             after_max_ms: 2,
             compacted: true,
+            packing: None,
         };
         assert_eq!(rules(&configs, 2_000_000), expected);
+        let packing =
+            |settings: &[(&str, &str)]| rules(&set(settings), 1).packing.map(|packing| (packing.codec, packing.level));
+        assert_eq!(packing(&[("compression.type", "producer"), ("compression.gzip.level", "1")]), None);
+        assert_eq!(packing(&[("compression.type", "uncompressed")]), Some((Codec::None, 0)));
+        assert_eq!(packing(&[("compression.type", "gzip")]), Some((Codec::Gzip, -1)));
+        let levelled = [("compression.type", "zstd"), ("compression.zstd.level", " 7 ")];
+        assert_eq!(packing(&levelled), Some((Codec::Zstd, 7)));
     }
 
     /// A list that is changed twice would grow, or lose what somebody else set.

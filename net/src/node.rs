@@ -651,7 +651,7 @@ impl Node {
                     for (part, ask) in asks.into_iter().enumerate() {
                         let ticket = Ticket { core: self.me, request, part: part as u32 };
                         let promised = promised_bytes(&ask);
-                        let to = ask.route().expect("an unwatch is no question").core;
+                        let to = ask.core().expect("an unwatch is no question");
                         if matches!(ask, Ask::Read { watch: true, .. }) {
                             watched |= 1 << to.0;
                         }

@@ -10,9 +10,12 @@ import confluent_kafka as ck
 import kafka
 import pytest
 
+from harness import batch as rb
 from harness.broker import fresh
 
 SETTINGS = {"message.timeout.ms": 30000, "socket.timeout.ms": 15000}
+#: As the attributes of a batch number them, and `compression.type` names them.
+CODECS = ["uncompressed", "gzip", "snappy", "lz4", "zstd"]
 
 
 def consume(address, topic, partitions=1, start=None, want=None, seconds=30):
@@ -136,6 +139,23 @@ def test_librdkafka_offsets_by_time(broker, client):
         assert consumer.get_watermark_offsets(ck.TopicPartition(topic, 0), timeout=15) == (0, 5)
     finally:
         consumer.close()
+
+
+@pytest.mark.camus_only
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_topic_with_a_codec_of_its_own(broker, client, codec):
+    """Lost otherwise: the records of a topic that packs them in another codec than its producers do."""
+    topic = client.topic(**{"compression.type": codec})
+    values = [b"%d" % n * 300 for n in range(100)]
+    for sent in ("none", "gzip"):
+        options = {"compression.type": sent, "linger.ms": 100, **SETTINGS}
+        producer = ck.Producer({"bootstrap.servers": broker.address, **options})
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+    assert [m.value() for m in consume(broker.address, topic)[0]] == values * 2
+    stored = rb.parse(client.on().fetch(topic, 0).records)
+    assert {batch.attributes & 7 for batch in stored} == {CODECS.index(codec)}
 
 
 def test_librdkafka_admin(broker):

@@ -53,6 +53,19 @@ pub enum Codec {
     Zstd,
 }
 
+impl Codec {
+    /// As the attributes of a batch say it.
+    fn bits(self) -> u16 {
+        match self {
+            Codec::None => 0,
+            Codec::Gzip => 1,
+            Codec::Snappy => 2,
+            Codec::Lz4 => 3,
+            Codec::Zstd => 4,
+        }
+    }
+}
+
 /// The header of a magic-2 batch, field by field. `parse` promises that it is whole and nothing else: a client may have
 /// written any number anywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -230,6 +243,17 @@ pub fn validate(batch: &Bytes, rules: &BatchRules, now: WallMs) -> Result<Checke
     let crc = crc32c::crc32c(&bytes[ATTRIBUTES_AT..]);
     bytes[CRC_AT..ATTRIBUTES_AT].copy_from_slice(&crc.to_be_bytes());
     Ok(Checked { head: BatchHead { attributes, max_timestamp, crc, ..head }, bytes: Bytes::from(bytes), append_time })
+}
+
+/// A batch whose records were packed anew behind its header: length, codec and checksum are put right.
+pub(super) fn with_codec(mut bytes: Vec<u8>, codec: Codec) -> Bytes {
+    let length = i32::try_from(bytes.len() - LENGTH_COUNTS_FROM).expect("a batch is far below 2 GiB");
+    bytes[LENGTH_AT..LEADER_EPOCH_AT].copy_from_slice(&length.to_be_bytes());
+    let others = u16::from_be_bytes(field(&bytes, ATTRIBUTES_AT)) & !CODEC_BITS;
+    bytes[ATTRIBUTES_AT..LAST_OFFSET_DELTA_AT].copy_from_slice(&(others | codec.bits()).to_be_bytes());
+    let crc = crc32c::crc32c(&bytes[ATTRIBUTES_AT..]);
+    bytes[CRC_AT..ATTRIBUTES_AT].copy_from_slice(&crc.to_be_bytes());
+    Bytes::from(bytes)
 }
 
 /// Nothing may follow the batch.

@@ -106,6 +106,14 @@ impl Producers {
         self.by_id.contains_key(&producer)
     }
 
+    /// Each one's id, epoch, last sequence, and the offset of its newest batch, in the order of the ids.
+    pub fn iter(&self) -> impl Iterator<Item = (ProducerId, ProducerEpoch, Sequence, Offset)> + '_ {
+        self.by_id.iter().map(|(id, window)| {
+            let newest = window.newest();
+            (*id, window.epoch, newest.last, newest.base_offset)
+        })
+    }
+
     /// Takes a committed batch as a fact: what was judged is not judged again.
     pub fn apply(&mut self, claim: &Claim, base_offset: Offset, append_time: Option<WallMs>) {
         let window = self

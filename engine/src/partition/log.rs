@@ -33,6 +33,8 @@ pub(super) struct Log {
     start: Offset,
     end: Offset,
     batches: VecDeque<Entry>,
+    /// Of all batches in the index together.
+    data_bytes: u64,
     times: TimeIndex,
     /// The first offsets that lie between two batches told of.
     hole: Option<(Offset, Offset)>,
@@ -84,6 +86,7 @@ impl Log {
             assert!(last.at < entry.at, "the batch at {} lies before the one below it", entry.base_offset);
         }
         self.batches.push_back(entry);
+        self.data_bytes += u64::from(entry.at.len);
         self.times.push(entry.max_timestamp);
     }
 
@@ -127,7 +130,8 @@ impl Log {
         self.start = offset;
         self.hole = self.hole.filter(|hole| hole.0 > offset);
         let below = self.position(offset);
-        self.batches.drain(..below);
+        let gone: u64 = self.batches.drain(..below).map(|batch| u64::from(batch.at.len)).sum();
+        self.data_bytes -= gone;
         self.times.drop_front(below as u64);
         if self.batches.capacity() > 4 * self.batches.len().max(16) {
             self.batches.shrink_to(2 * self.batches.len());
@@ -136,6 +140,11 @@ impl Log {
 
     pub fn first_segment(&self) -> Option<SegmentSeq> {
         self.batches.front().map(|first| first.at.segment)
+    }
+
+    /// What the batches take in the write-ahead log, bytes, without the heads of their records.
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes
     }
 
     pub fn bytes(&self) -> usize {

@@ -7,14 +7,15 @@
 //!
 //! In:  batch heads, commits, recovered record heads, trims.  Out: [`Verdict`], [`CommittedBatch`], [`BatchRef`].
 //! Files: `batch.rs` the batch header and what a client's batch must obey; `records.rs` the records inside, packed or
-//! not; `idempotence.rs` producers and their retries; `epochs.rs` leader epochs; `time.rs` finding batches by time;
-//! `log.rs` offset -> where it lies; `codec.rs` the bytes of a snapshot.
+//! not; `pack.rs` packs a batch in another codec; `idempotence.rs` producers and their retries; `epochs.rs` leader
+//! epochs; `time.rs` finding batches by time; `log.rs` offset -> where it lies; `codec.rs` the bytes of a snapshot.
 
 pub mod batch;
 mod codec;
 pub mod epochs;
 pub mod idempotence;
 mod log;
+pub mod pack;
 pub mod records;
 pub mod time;
 
@@ -22,7 +23,7 @@ pub use codec::SnapshotError;
 
 #[cfg(feature = "planted")]
 use crate::planted::{Bug, is};
-use crate::shard::api::{EpochEnd, Refusal};
+use crate::shard::api::{ActiveProducer, EpochEnd, Producing, Refusal};
 use crate::types::{EntryId, Index, LeaderEpoch, Offset, PartitionId, ProducerId, SegmentSeq, WallMs};
 use crate::wal::record::{RecordAt, RecordHead, RecordKind};
 use batch::BatchHead;
@@ -300,6 +301,25 @@ impl Partition {
         self.log.trim(start);
         self.epochs.prune(start);
         Ok(start)
+    }
+
+    /// Who wrote to it and is remembered (see [`Producing`]).
+    pub fn producing(&self, producers_max: usize) -> Producing {
+        let total = self.producers.len();
+        if total > producers_max {
+            return Producing { total, active: Vec::new() };
+        }
+        let active = self.producers.iter().map(|(id, epoch, last_sequence, newest)| {
+            let batch = self.log.from(newest).next().filter(|batch| batch.base_offset == newest);
+            let last_timestamp = batch.map_or(WallMs(-1), |batch| batch.max_timestamp);
+            ActiveProducer { id, epoch, last_sequence, last_timestamp }
+        });
+        Producing { total, active: active.collect() }
+    }
+
+    /// What its visible batches take in the log, bytes, as they are stored.
+    pub fn data_bytes(&self) -> u64 {
+        self.log.data_bytes()
     }
 
     /// The oldest WAL segment that holds anything of this partition's data, committed or not.

@@ -1,5 +1,6 @@
 //! The records inside a batch, walked one by one without building them: compressed ones are unpacked as a stream, so
-//! that a batch never needs more memory than a few buffers. Used where a batch comes in, and for look-ups by time.
+//! that a batch never needs more memory than a few buffers. Used where a batch comes in, to pack it anew (`pack.rs`),
+//! and for look-ups by time.
 //!
 //! Bounded: the unpacked bytes by [`unpacked_bytes_max`], which a record's claimed length is held against before
 //! anything of it is unpacked.
@@ -9,7 +10,7 @@ use crate::limits;
 use crate::shard::api::Refusal;
 use crate::types::{Offset, WallMs};
 use std::cell::Cell;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use zstd::zstd_safe::DCtx;
 
@@ -42,6 +43,29 @@ pub fn walk(head: &BatchHead, records: &[u8], visit: impl FnMut(RecordMeta) -> C
     // Taken out while it is in use: a visitor that walks another batch makes itself a new one.
     let mut scratch = SCRATCH.take().unwrap_or_default();
     let done = walk_unpacked(head, codec, records, &mut scratch, visit);
+    scratch.shrink();
+    SCRATCH.set(Some(scratch));
+    done
+}
+
+/// Writes the records of a batch unpacked, one behind the other. For a batch that [`walk`] has gone through to its end:
+/// nothing is checked again, and no more comes out than it went over.
+pub fn unpack(head: &BatchHead, records: &[u8], out: &mut dyn Write) -> Result<(), Refusal> {
+    let Some(codec) = head.codec() else { return Err(Refusal::UnsupportedCodec) };
+    let failed = |why| move |_: io::Error| Refusal::Invalid { why, indexes: Vec::new() };
+    if codec == Codec::None {
+        return out.write_all(records).map_err(failed(NOT_WRITTEN));
+    }
+    let mut scratch = SCRATCH.take().unwrap_or_default();
+    let done = read_unpacked(codec, records, &mut scratch, |packed, window| {
+        loop {
+            let count = packed.read(window).map_err(failed(NOT_UNPACKED))?;
+            if count == 0 {
+                return Ok(());
+            }
+            out.write_all(&window[..count]).map_err(failed(NOT_WRITTEN))?;
+        }
+    });
     scratch.shrink();
     SCRATCH.set(Some(scratch));
     done
@@ -125,6 +149,8 @@ trait Source {
     fn expect(&self, count: usize) -> Result<(), Fault>;
 }
 
+const NOT_UNPACKED: &str = "the records do not decompress";
+const NOT_WRITTEN: &str = "the records can not be written anew";
 const CUT_SHORT: Fault = Fault::Bytes("the records end before the last one does");
 
 struct Plain<'a> {
@@ -171,7 +197,7 @@ impl Unpacked<'_> {
     /// The next window; false at the end.
     #[cold]
     fn fill(&mut self) -> Result<bool, Fault> {
-        let count = self.packed.read(self.window).map_err(|_| Fault::Bytes("the records do not decompress"))?;
+        let count = self.packed.read(self.window).map_err(|_| Fault::Bytes(NOT_UNPACKED))?;
         (self.at, self.end) = (0, count);
         self.taken += count;
         if self.taken > self.limit {
@@ -386,20 +412,29 @@ fn walk_unpacked(
     visit: impl FnMut(RecordMeta) -> ControlFlow<()>,
 ) -> Result<(), Refusal> {
     let limit = unpacked_bytes_max(records.len());
-    let Scratch { window, snappy, zstd } = scratch;
-    let walk_read = |packed: &mut dyn Read| {
+    read_unpacked(codec, records, scratch, |packed, window| {
         walk_source(head, &mut Unpacked { packed, window, at: 0, end: 0, taken: 0, limit }, visit)
-    };
+    })
+}
+
+/// Hands on the records as a stream that is unpacked as it is read, and a buffer to read it with.
+fn read_unpacked(
+    codec: Codec,
+    records: &[u8],
+    scratch: &mut Scratch,
+    read: impl FnOnce(&mut dyn Read, &mut [u8]) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let Scratch { window, snappy, zstd } = scratch;
     let garbled = |why| Refusal::Invalid { why, indexes: Vec::new() };
     match codec {
-        Codec::None => unreachable!("plain records are walked where they lie"),
-        Codec::Gzip => walk_read(&mut Gzip::new(records)),
-        Codec::Snappy => walk_read(&mut Snappy::new(records, snappy, limit)),
+        Codec::None => unreachable!("plain records are read where they lie"),
+        Codec::Gzip => read(&mut Gzip::new(records), window),
+        Codec::Snappy => read(&mut Snappy::new(records, snappy, unpacked_bytes_max(records.len())), window),
         Codec::Lz4 => {
             if !is_one_lz4_frame(records) {
                 return Err(garbled("the records are not one whole lz4 frame"));
             }
-            walk_read(&mut Lz4 { frame: lz4_flex::frame::FrameDecoder::new(records) })
+            read(&mut Lz4 { frame: lz4_flex::frame::FrameDecoder::new(records) }, window)
         }
         Codec::Zstd => {
             let window_log = zstd_window_log(records).ok_or(garbled("the records are no zstd frame"))?;
@@ -414,7 +449,7 @@ fn walk_unpacked(
             };
             let mut decoder = zstd::stream::read::Decoder::with_context(records, context);
             decoder.window_log_max(window_log_max).expect("the window is one that zstd allows");
-            walk_read(&mut decoder)
+            read(&mut decoder, window)
         }
     }
 }
@@ -476,7 +511,7 @@ struct Snappy<'a> {
     limit: usize,
 }
 
-const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\x00";
+pub(super) const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\x00";
 /// Magic, version, lowest compatible version.
 const XERIAL_HEADER_BYTES: usize = 16;
 /// The most that snappy packs into a byte: 64 bytes copied by an element of three.

@@ -238,6 +238,14 @@ impl Replica {
         self.matched.max(Index(least))
     }
 
+    /// As a leader that serves: the last entry that each voter has flushed as far as this replica knows, by id.
+    pub fn voters(&self) -> Option<Vec<(u64, Index)>> {
+        let of = |(id, progress): (&u64, &raft::Progress)| (*id, Index(progress.matched));
+        let mut voters: Vec<(u64, Index)> = self.raw.raft.prs().iter().map(of).collect();
+        voters.sort_unstable();
+        self.is_leader().then_some(voters)
+    }
+
     /// What this replica lacks is in its leader's log no more: it gets no entries from it, ever.
     pub fn is_left_behind(&self) -> bool {
         self.left_behind && self.raw.raft.state == StateRole::Follower

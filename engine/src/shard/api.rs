@@ -1,7 +1,8 @@
 //! What a core may be asked about its partitions, and how it answers. Plain data: it crosses cores through the mesh.
 
+use crate::partition::batch::Codec;
 use crate::types::{
-    CoreId, LeaderEpoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, ShardId, Term, WallMs,
+    CoreId, Index, LeaderEpoch, Offset, PartitionId, ProducerEpoch, ProducerId, Sequence, ShardId, Term, WallMs,
 };
 use bytes::Bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,14 @@ pub enum TimestampType {
     LogAppendTime,
 }
 
+/// How a topic's batches are to be packed (`compression.type`), where it does not take them as they come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packing {
+    pub codec: Codec,
+    /// The codec's own number (`compression.gzip.level` and so on); below 0 the usual one of gzip. Snappy has none.
+    pub level: i32,
+}
+
 /// What a batch must obey: the topic's settings that concern a single batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchRules {
@@ -41,6 +50,8 @@ pub struct BatchRules {
     pub after_max_ms: i64,
     /// `cleanup.policy` has `compact`: each record needs a key.
     pub compacted: bool,
+    /// `None`: batches stay as they were sent.
+    pub packing: Option<Packing>,
 }
 
 impl Default for BatchRules {
@@ -51,6 +62,7 @@ impl Default for BatchRules {
             before_max_ms: i64::MAX,
             after_max_ms: 3_600_000,
             compacted: false,
+            packing: None,
         }
     }
 }
@@ -70,15 +82,36 @@ pub enum Ask {
     EpochEnd { from: Route, epoch: LeaderEpoch, current: Option<LeaderEpoch> },
     /// Delete the records below `offset` (DeleteRecords); `None` means all below the high watermark.
     Trim { to: Route, offset: Option<Offset> },
+    /// Who wrote to a partition and is remembered (DescribeProducers): see [`Producing`].
+    Producers { of: Route, producers_max: u32 },
+    /// What this core holds of each of its partitions, leader or not (DescribeLogDirs).
+    Holdings { core: CoreId },
+    /// How far the replicas of a shard are (DescribeQuorum). The leader's to answer.
+    Quorum { core: CoreId, shard: ShardId },
 }
 
 impl Ask {
-    /// The core that has to answer, if the question is about one partition.
+    /// Where the partition lives, if the question is about one.
     pub fn route(&self) -> Option<Route> {
         match self {
             Ask::Produce { to, .. } | Ask::Trim { to, .. } => Some(*to),
             Ask::Read { from, .. } | Ask::Find { from, .. } | Ask::EpochEnd { from, .. } => Some(*from),
-            Ask::Unwatch { .. } => None,
+            Ask::Producers { of, .. } => Some(*of),
+            Ask::Unwatch { .. } | Ask::Holdings { .. } | Ask::Quorum { .. } => None,
+        }
+    }
+
+    /// The core that has to answer; none where nothing is answered.
+    pub fn core(&self) -> Option<CoreId> {
+        match self {
+            Ask::Holdings { core } | Ask::Quorum { core, .. } => Some(*core),
+            Ask::Produce { .. }
+            | Ask::Read { .. }
+            | Ask::Unwatch { .. }
+            | Ask::Find { .. }
+            | Ask::EpochEnd { .. }
+            | Ask::Trim { .. }
+            | Ask::Producers { .. } => self.route().map(|route| route.core),
         }
     }
 }
@@ -108,6 +141,9 @@ pub enum Answer {
     Found(Result<Found, Refusal>),
     EpochEnd(Result<EpochEnd, Refusal>),
     Trimmed(Result<Offset, Refusal>),
+    Producers(Result<Producing, Refusal>),
+    Holdings(Result<Vec<Holding>, Refusal>),
+    Quorum(Result<Quorum, Refusal>),
     /// A partition that a `Read { watch: true }` of this request was told about has more now (or is gone). Comes
     /// besides the answer to the read, at most once for each such read.
     Moved,
@@ -147,6 +183,44 @@ pub struct Found {
 pub struct EpochEnd {
     pub epoch: LeaderEpoch,
     pub end: Offset,
+}
+
+/// Who wrote to a partition and is remembered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Producing {
+    /// How many they are.
+    pub total: usize,
+    /// In the order of their ids; none if they are more than was asked for.
+    pub active: Vec<ActiveProducer>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ActiveProducer {
+    pub id: ProducerId,
+    pub epoch: ProducerEpoch,
+    /// Of its last record that is committed.
+    pub last_sequence: Sequence,
+    /// The largest of its last batch; -1 if that was deleted.
+    pub last_timestamp: WallMs,
+}
+
+/// What a core holds of a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holding {
+    pub partition: PartitionId,
+    /// Visible batches as they are stored, bytes.
+    pub bytes: u64,
+}
+
+/// How far the replicas of a shard are, as its leader knows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Quorum {
+    /// The last entry that a majority has flushed.
+    pub commit: Index,
+    /// The last entry of the leader's log.
+    pub last: Index,
+    /// The last entry that each voter is known to have flushed, by Raft id, ascending; the leader among them.
+    pub voters: Vec<(u64, Index)>,
 }
 
 /// Why a core did not do what it was asked: small, and each says what the client is to do. The wire's codes are made

@@ -12,7 +12,7 @@ use super::watch::Watches;
 use crate::io::buf::ChunkPool;
 use crate::io::{DiskDone, DiskOp, OpId, Volume};
 use crate::limits;
-use crate::partition::{BatchRef, Partition, Verdict, batch, records};
+use crate::partition::{BatchRef, Partition, Verdict, batch, pack, records};
 #[cfg(feature = "planted")]
 use crate::planted::{Bug, is};
 use crate::replica::{HardState, ReadyOut, Replica};
@@ -363,6 +363,11 @@ impl Core {
                 out.answers.push((ticket, Answer::EpochEnd(answer)));
             }
             Ask::Trim { to, offset } => self.propose_trim(ticket, to, offset, out),
+            Ask::Producers { of, producers_max } => {
+                out.answers.push((ticket, Answer::Producers(self.producers(of, producers_max))));
+            }
+            Ask::Holdings { .. } => out.answers.push((ticket, Answer::Holdings(Ok(self.holdings())))),
+            Ask::Quorum { shard, .. } => out.answers.push((ticket, Answer::Quorum(self.quorum(shard)))),
         }
     }
 
@@ -518,7 +523,7 @@ impl Core {
     }
 
     /// The partition, if this core leads it and the epoch that the client believes in is the current one.
-    fn led(&self, route: Route, epoch: Option<LeaderEpoch>) -> Result<(LeaderEpoch, &Partition), Refusal> {
+    pub(super) fn led(&self, route: Route, epoch: Option<LeaderEpoch>) -> Result<(LeaderEpoch, &Partition), Refusal> {
         let shard = self.shards.get(&route.shard).ok_or(Refusal::NotLeader)?;
         let term = self.table.leading(route.shard).ok_or(Refusal::NotLeader)?;
         if !self.has_image {
@@ -534,10 +539,13 @@ impl Core {
     }
 
     /// Appends one batch, or answers why not. Gives the request back if the WAL has no room for it now.
-    fn produce(&mut self, now: Mono, wall: WallMs, parked: Parked, out: &mut Out) -> Option<Parked> {
+    fn produce(&mut self, now: Mono, wall: WallMs, mut parked: Parked, out: &mut Out) -> Option<Parked> {
         let limit = self.wal.record_bytes_max();
+        let repacked = self.repack(wall, &mut parked);
         let bytes = parked.batch.len();
-        let done = if bytes > limit {
+        let done = if let Err(refusal) = repacked {
+            Err(refusal)
+        } else if bytes > limit {
             Err(Refusal::TooLarge { bytes, limit })
         } else {
             match self.room_for_own(bytes) {
@@ -554,6 +562,17 @@ impl Core {
             self.refuse(now, &parked, refusal, out);
         }
         None
+    }
+
+    /// Packs the batch as its topic wants it, once: what room it needs is known only then.
+    fn repack(&self, wall: WallMs, parked: &mut Parked) -> Result<(), Refusal> {
+        if parked.rules.packing.is_some() {
+            self.led(parked.to, None)?;
+            if let Some(batch) = pack::repacked(&parked.batch, &parked.rules, wall)? {
+                parked.batch = batch;
+            }
+        }
+        Ok(())
     }
 
     fn refuse(&mut self, now: Mono, parked: &Parked, refusal: Refusal, out: &mut Out) {
@@ -1185,6 +1204,9 @@ fn refuse(ticket: Ticket, ask: &Ask, refusal: Refusal, out: &mut Out) {
         Ask::Find { .. } => Answer::Found(Err(refusal)),
         Ask::EpochEnd { .. } => Answer::EpochEnd(Err::<EpochEnd, Refusal>(refusal)),
         Ask::Trim { .. } => Answer::Trimmed(Err(refusal)),
+        Ask::Producers { .. } => Answer::Producers(Err(refusal)),
+        Ask::Holdings { .. } => Answer::Holdings(Err(refusal)),
+        Ask::Quorum { .. } => Answer::Quorum(Err(refusal)),
         Ask::Unwatch { .. } => return,
     };
     out.answers.push((ticket, answer));

@@ -1,6 +1,6 @@
 //! AlterConfigs: replaces the whole set of a topic's settings. (IncrementalAlterConfigs changes single ones.)
 
-use super::describe_configs::{BROKER, TOPIC, is_me};
+use super::describe_configs::{BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC, is_me, unknown_kind};
 use super::messages::{self, Fault};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -147,10 +147,11 @@ fn command<Change: Keyed>(
             let why = "a broker's settings can not be changed while it runs: they are in its settings file";
             return Err(Fault::invalid_request(why));
         }
-        other => {
-            let why = format!("settings are those of a topic (2) or a broker (4), not of type {other}");
+        BROKER_LOGGER | CLIENT_METRICS | GROUP => {
+            let why = "no logger, group or client has settings of its own in this version of Camus";
             return Err(Fault::invalid_request(why));
         }
+        other => return Err(unknown_kind(other)),
     };
     if let Some(key) = messages::named_twice(resource.changes.iter().map(Keyed::key)).first() {
         let why = format!("the setting '{}' is named more than once", messages::shown(key));
@@ -240,9 +241,12 @@ mod tests {
             resource(4, "7", &[]),
             resource(4, "x", &[]),
             resource(99, "t", &[]),
+            resource(8, "4", &[("root", Some("DEBUG"))]),
+            resource(16, "m", &[("interval.ms", Some("1000"))]),
+            resource(32, "g", &[("consumer.session.timeout.ms", Some("45000"))]),
         ];
         let codes: Vec<i16> = alter(&mut world, 2, resources).into_iter().map(|(_, _, code)| code).collect();
-        assert_eq!(codes, [40, 42, 3, 17, 0, 42, 42, 42, 42, 42]);
+        assert_eq!(codes, [40, 42, 3, 17, 0, 42, 42, 42, 42, 42, 42, 42, 42]);
         assert_eq!(configs(&world, "t"), []);
         assert_eq!(configs(&world, "dark").len(), 1);
     }

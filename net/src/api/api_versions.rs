@@ -1,4 +1,4 @@
-//! ApiVersions (key 18, versions 0 to 4): what this broker can do.
+//! ApiVersions (key 18, versions 0 to 5): what this broker can do.
 //!
 //! The first request of most clients, and the only one that is answered in a version that we do not know: with error 35
 //! in the layout of version 0 and the range of key 18, so that the client can ask again (KIP-511). No feature is named:
@@ -8,28 +8,45 @@ use super::table::{API_VERSIONS, APIS, Api, api};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, Writer};
 use crate::errors::Code;
+use kafka_protocol::protocol::StrBytes;
 
-pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
+pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     let own = api(API_VERSIONS).expect("the table has a row for the function that it called");
     if !own.serves(request.version) {
         return answer(0, Code::UnsupportedVersion, std::slice::from_ref(own));
     }
-    match software(request) {
-        Ok(true) => answer(request.version, Code::None, APIS),
-        Ok(false) => answer(request.version, Code::InvalidRequest, &[]),
-        Err(fault) => fault.into(),
+    let client = match read(request) {
+        Ok(client) => client,
+        Err(fault) => return fault.into(),
+    };
+    let here = (ctx.settings.cluster_id.as_str(), ctx.settings.broker.0);
+    match client {
+        Client { is_named: false, .. } => answer(request.version, Code::InvalidRequest, &[]),
+        Client { means: Some((cluster, broker)), .. } if (cluster.as_str(), broker) != here => {
+            answer(request.version, Code::RebootstrapRequired, &[])
+        }
+        Client { .. } => answer(request.version, Code::None, APIS),
     }
 }
 
-/// Whether the client's software has a proper name and version, where it gives them.
-fn software(request: &Request) -> Result<bool, Malformed> {
+struct Client {
+    /// Its software has a proper name and version, where it gives them.
+    is_named: bool,
+    /// The cluster and the broker that it means to have reached: a proxy or an old address may have led it elsewhere
+    /// (KIP-1242).
+    means: Option<(StrBytes, i32)>,
+}
+
+fn read(request: &Request) -> Result<Client, Malformed> {
     if request.version < 3 {
-        return Ok(true);
+        return Ok(Client { is_named: true, means: None });
     }
     let mut r = Reader::new(&request.body, true);
     let (name, version) = (r.string()?, r.string()?);
+    let (cluster, broker) = if request.version >= 5 { (r.nullable_string()?, r.i32()?) } else { (None, -1) };
     r.tags()?;
-    Ok(is_software_name(&name) && is_software_name(&version))
+    let is_named = is_software_name(&name) && is_software_name(&version);
+    Ok(Client { is_named, means: cluster.map(|cluster| (cluster, broker)) })
 }
 
 /// KIP-511: `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`
@@ -67,7 +84,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
     use kafka_protocol::messages::{ApiVersionsRequest, ApiVersionsResponse};
-    use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
+    use kafka_protocol::protocol::{Decodable, Encodable};
 
     fn ask(version: i16, name: &str, software: &str) -> Bytes {
         let mut body = bytes::BytesMut::new();
@@ -98,9 +115,32 @@ mod tests {
     /// Clients that know a newer ApiVersions must find out that we do not; some loop for ever on any other answer.
     #[test]
     fn an_unknown_version_is_35_in_the_layout_of_version_0_with_the_range_of_key_18() {
-        for version in [5, 6, 99, i16::MAX, -1] {
+        for version in [6, 7, 99, i16::MAX, -1] {
             let body = World::default().run(API_VERSIONS, version, Bytes::from_static(b"whatever"), reply);
-            assert_eq!(body[..], [0, 35, 0, 0, 0, 1, 0, 18, 0, 0, 0, 4]);
+            assert_eq!(body[..], [0, 35, 0, 0, 0, 1, 0, 18, 0, 0, 0, 5]);
+        }
+    }
+
+    /// A client that a proxy has led to another cluster would write there, and its offsets would mean something else.
+    #[test]
+    fn who_means_another_broker_is_sent_back_to_the_start() {
+        let ask = |cluster: Option<&str>, broker: i32| {
+            let mut body = b"\x02a\x021".to_vec();
+            body.push(cluster.map_or(0, |cluster| cluster.len() as u8 + 1));
+            body.extend_from_slice(cluster.unwrap_or_default().as_bytes());
+            body.extend_from_slice(&broker.to_be_bytes());
+            body.push(0);
+            let mut answer = World::default().run(API_VERSIONS, 5, Bytes::from(body), reply);
+            // version 5 is answered in the layout of version 4
+            let got = ApiVersionsResponse::decode(&mut answer, 4).unwrap();
+            assert!(answer.is_empty());
+            (got.error_code, got.api_keys.len())
+        };
+        for (cluster, broker) in [(None, -1), (None, 7), (Some("test"), 1)] {
+            assert_eq!(ask(cluster, broker), (0, APIS.len()), "{cluster:?} {broker}");
+        }
+        for (cluster, broker) in [(Some("test"), 7), (Some("test"), -1), (Some("other"), 1), (Some(""), 1)] {
+            assert_eq!(ask(cluster, broker), (129, 0), "{cluster:?} {broker}");
         }
     }
 

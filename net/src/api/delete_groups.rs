@@ -1,11 +1,9 @@
 //! DeleteGroups: groups without members, and all that they committed.
 
-use super::groups::{self, said};
+use super::groups;
 use super::{Ctx, Outcome, Request};
-use crate::codec::{Malformed, Reader, respond};
+use crate::codec::{Malformed, Reader, Writer};
 use camus_meta::groups::{GroupAnswer, GroupAsk};
-use kafka_protocol::messages::GroupId;
-use kafka_protocol::messages::delete_groups_response::{DeletableGroupResult, DeleteGroupsResponse};
 
 fn read(request: &Request) -> Result<Vec<String>, Malformed> {
     let mut r = Reader::new(&request.body, request.version >= 2);
@@ -14,7 +12,7 @@ fn read(request: &Request) -> Result<Vec<String>, Malformed> {
     Ok(names)
 }
 
-/// DeleteGroups 0-2, flexible from 2.
+/// DeleteGroups 0-3, flexible from 2. (The codec crate has no 3, which says why.)
 pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
     let names = match read(request) {
         Ok(names) => names,
@@ -28,12 +26,19 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
                 GroupAnswer::GroupsDeleted(deleted) => deleted,
                 other => unreachable!("a DeleteGroups is answered as GroupsDeleted, not as {other:?}"),
             };
-            let results = names.into_iter().zip(deleted).map(|(name, deleted)| {
-                DeletableGroupResult::default()
-                    .with_group_id(GroupId(said(name)))
-                    .with_error_code(groups::wire(&deleted))
-            });
-            respond(&DeleteGroupsResponse::default().with_results(results.collect()), version)
+            let mut w = Writer::new(version >= 2);
+            w.i32(0); // throttle_time_ms
+            w.array(names.len());
+            for (name, deleted) in names.iter().zip(deleted) {
+                w.string(name);
+                w.i16(groups::wire(&deleted));
+                if version >= 3 {
+                    w.nullable_string(deleted.err().map(|why| why.to_string()).as_deref());
+                }
+                w.tags();
+            }
+            w.tags();
+            Outcome::Reply(w.done())
         }),
     )
 }

@@ -13,6 +13,9 @@ use std::collections::BTreeSet;
 /// Kafka's `ConfigResource.Type`.
 pub(super) const TOPIC: i8 = 2;
 pub(super) const BROKER: i8 = 4;
+pub(super) const BROKER_LOGGER: i8 = 8;
+pub(super) const CLIENT_METRICS: i8 = 16;
+pub(super) const GROUP: i8 = 32;
 
 /// What one answer may take in memory while it is made, bytes: here a few bytes ask for kilobytes.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -91,10 +94,19 @@ fn settings(ctx: &Ctx<'_>, wanted: &Wanted, broker: &[(&str, String)]) -> Result
         // The defaults that brokers share and that can be changed while they run: there are none.
         BROKER if wanted.name.is_empty() => Ok(Vec::new()),
         BROKER => is_me(ctx, &wanted.name).map(|()| configs::describe_broker(broker)),
-        other => Err(Fault::invalid_request(format!(
-            "settings are those of a topic (2) or a broker (4), not of type {other}"
-        ))),
+        // No logger, group or client has a setting of its own.
+        BROKER_LOGGER => is_me(ctx, &wanted.name).map(|()| Vec::new()),
+        CLIENT_METRICS | GROUP if wanted.name.is_empty() => Err(Fault::invalid_request("the resource has no name")),
+        CLIENT_METRICS | GROUP => Ok(Vec::new()),
+        other => Err(unknown_kind(other)),
     }
+}
+
+pub(super) fn unknown_kind(kind: i8) -> Fault {
+    Fault::invalid_request(format!(
+        "settings are those of a topic (2), a broker (4), its loggers (8), client metrics (16) or a group (32), not of \
+         type {kind}"
+    ))
 }
 
 /// The name of a broker resource is its id, and a broker speaks for itself.
@@ -240,6 +252,19 @@ mod tests {
             assert_eq!(text(&find(&results[0], "num.partitions").value), "6");
             assert_eq!(text(&find(&results[0], "message.max.bytes").value), "1048588");
             assert!(results[0].configs.iter().all(|config| config.read_only));
+        }
+    }
+
+    /// Tools that show everything that can be set ask for these too, and would stop at an error.
+    #[test]
+    fn what_has_no_settings_of_its_own_is_described_with_none() {
+        let of = [(BROKER_LOGGER, "4"), (GROUP, "g"), (CLIENT_METRICS, "m")];
+        for version in 1..=4 {
+            let results = ask(version, true, of.map(|(kind, name)| resource(kind, name, None)).to_vec());
+            assert!(results.iter().all(|result| result.error_code == 0 && result.configs.is_empty()));
+            let bad = [(BROKER_LOGGER, "7"), (BROKER_LOGGER, ""), (GROUP, ""), (CLIENT_METRICS, "")];
+            let results = ask(version, true, bad.map(|(kind, name)| resource(kind, name, None)).to_vec());
+            assert!(results.iter().all(|result| result.error_code == 42));
         }
     }
 

@@ -6,6 +6,7 @@ use super::{
     delete_groups, describe_groups, heartbeat, join_group, leave_group, list_groups, offset_commit, offset_delete,
     offset_fetch, sync_group,
 };
+use crate::codec::Reader;
 use bytes::Bytes;
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::leave_group_request::MemberIdentity;
@@ -419,6 +420,24 @@ fn groups_and_offsets_are_deleted_once_nobody_uses_them() {
     }
 }
 
+/// An operator would be told a number, and not why the group stays.
+#[test]
+fn the_newest_delete_groups_says_why() {
+    let mut world = World::with_state();
+    let request = DeleteGroupsRequest::default().with_groups_names(vec![group("nope")]);
+    // the request has not changed since version 2
+    let answer = world.run(delete_groups::handle, 3, encoded(&request, 2)).expect("answered");
+    let mut r = Reader::new(&answer, true);
+    let why = "there is no such group";
+    let mut result = |r: &mut Reader<'_>| {
+        assert_eq!((r.string()?.as_str(), r.i16()?, r.nullable_string()?.as_deref()), ("nope", 69, Some(why)));
+        r.tags()
+    };
+    assert_eq!(r.i32(), Ok(0));
+    assert_eq!(r.array(4, &mut result).map(|results| results.len()), Ok(1));
+    assert_eq!((r.tags(), r.left()), (Ok(()), 0));
+}
+
 #[test]
 fn no_bytes_end_in_a_panic() {
     let asked: &[(&str, &[i32])] = &[("t", &[0, 1])];
@@ -433,8 +452,8 @@ fn no_bytes_end_in_a_panic() {
             encoded(&DescribeGroupsRequest::default().with_groups(vec![group("g")]), v)
         }),
         (list_groups::handle, 0, 5, &|v| encoded(&ListGroupsRequest::default(), v)),
-        (delete_groups::handle, 0, 2, &|v| {
-            encoded(&DeleteGroupsRequest::default().with_groups_names(vec![group("g")]), v)
+        (delete_groups::handle, 0, 3, &|v| {
+            encoded(&DeleteGroupsRequest::default().with_groups_names(vec![group("g")]), v.min(2))
         }),
         (offset_delete::handle, 0, 0, &|v| encoded(&OffsetDeleteRequest::default().with_group_id(group("g")), v)),
     ];

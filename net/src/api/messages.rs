@@ -172,6 +172,7 @@ pub fn broker_settings<'a>(ctx: &Ctx<'a>) -> Vec<(&'a str, String)> {
         ("max.incremental.fetch.session.cache.slots", settings.fetch_sessions_max.to_string()),
         ("message.max.bytes", settings.message_bytes_max.to_string()),
         ("num.partitions", settings.num_partitions.to_string()),
+        ("offset.metadata.max.bytes", settings.offset_metadata_bytes_max.to_string()),
     ];
     pairs.extend(settings.rack.clone().map(|rack| ("broker.rack", rack)));
     for (name, value) in &settings.given {
@@ -530,6 +531,9 @@ pub(super) mod testing {
             Ask::Find { .. } => Answer::Found(Err(NotLeader)),
             Ask::EpochEnd { .. } => Answer::EpochEnd(Err(NotLeader)),
             Ask::Trim { .. } => Answer::Trimmed(Err(NotLeader)),
+            Ask::Producers { .. } => Answer::Producers(Err(NotLeader)),
+            Ask::Holdings { .. } => Answer::Holdings(Ok(Vec::new())),
+            Ask::Quorum { .. } => Answer::Quorum(Err(NotLeader)),
             Ask::Produce { .. } | Ask::Read { .. } | Ask::Unwatch { .. } => panic!("unexpected {ask:?}"),
         }
     }

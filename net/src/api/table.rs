@@ -5,10 +5,13 @@
 //! has a row, so that nothing is offered that can not be done.
 
 use super::{
-    Ctx, Outcome, Request, alter_configs, api_versions, create_partitions, create_topics, delete_groups,
-    delete_records, delete_topics, describe_cluster, describe_configs, describe_groups, fetch, find_coordinator,
-    heartbeat, incremental_alter_configs, init_producer_id, join_group, leave_group, list_groups, list_offsets,
-    metadata, offset_commit, offset_delete, offset_fetch, offset_for_leader_epoch, produce, sync_group,
+    Ctx, Outcome, Request, alter_client_quotas, alter_configs, alter_partition_reassignments, api_versions,
+    create_acls, create_partitions, create_topics, delete_acls, delete_groups, delete_records, delete_topics,
+    describe_acls, describe_client_quotas, describe_cluster, describe_configs, describe_groups, describe_log_dirs,
+    describe_producers, describe_quorum, describe_topic_partitions, describe_user_scram_credentials, elect_leaders,
+    fetch, find_coordinator, heartbeat, incremental_alter_configs, init_producer_id, join_group, leave_group,
+    list_config_resources, list_groups, list_offsets, list_partition_reassignments, metadata, offset_commit,
+    offset_delete, offset_fetch, offset_for_leader_epoch, produce, sync_group, update_features,
 };
 
 /// One API.
@@ -60,19 +63,34 @@ pub static APIS: &[Api] = &[
     row(14, "SyncGroup", (0, 5), 4, sync_group::handle),
     row(15, "DescribeGroups", (0, 6), 5, describe_groups::handle),
     row(16, "ListGroups", (0, 5), 3, list_groups::handle),
-    row(API_VERSIONS, "ApiVersions", (0, 4), 3, api_versions::handle),
+    row(API_VERSIONS, "ApiVersions", (0, 5), 3, api_versions::handle),
     row(19, "CreateTopics", (2, 7), 5, create_topics::handle),
     row(20, "DeleteTopics", (1, 6), 4, delete_topics::handle),
     row(21, "DeleteRecords", (0, 2), 2, delete_records::handle),
     row(22, "InitProducerId", (0, 5), 2, init_producer_id::handle),
     row(23, "OffsetForLeaderEpoch", (2, 4), 4, offset_for_leader_epoch::handle),
+    row(29, "DescribeAcls", (1, 3), 2, describe_acls::handle),
+    row(30, "CreateAcls", (1, 3), 2, create_acls::handle),
+    row(31, "DeleteAcls", (1, 3), 2, delete_acls::handle),
     row(32, "DescribeConfigs", (1, 4), 4, describe_configs::handle),
     row(33, "AlterConfigs", (0, 2), 2, alter_configs::handle),
+    row(35, "DescribeLogDirs", (1, 4), 2, describe_log_dirs::handle),
     row(37, "CreatePartitions", (0, 3), 2, create_partitions::handle),
-    row(42, "DeleteGroups", (0, 2), 2, delete_groups::handle),
+    row(42, "DeleteGroups", (0, 3), 2, delete_groups::handle),
+    row(43, "ElectLeaders", (0, 2), 2, elect_leaders::handle),
     row(44, "IncrementalAlterConfigs", (0, 1), 1, incremental_alter_configs::handle),
+    row(45, "AlterPartitionReassignments", (0, 1), 0, alter_partition_reassignments::handle),
+    row(46, "ListPartitionReassignments", (0, 0), 0, list_partition_reassignments::handle),
     row(47, "OffsetDelete", (0, 0), 1, offset_delete::handle),
+    row(48, "DescribeClientQuotas", (0, 1), 1, describe_client_quotas::handle),
+    row(49, "AlterClientQuotas", (0, 1), 1, alter_client_quotas::handle),
+    row(50, "DescribeUserScramCredentials", (0, 0), 0, describe_user_scram_credentials::handle),
+    row(55, "DescribeQuorum", (0, 2), 0, describe_quorum::handle),
+    row(57, "UpdateFeatures", (0, 2), 0, update_features::handle),
     row(60, "DescribeCluster", (0, 2), 0, describe_cluster::handle),
+    row(61, "DescribeProducers", (0, 0), 0, describe_producers::handle),
+    row(74, "ListConfigResources", (0, 1), 0, list_config_resources::handle),
+    row(75, "DescribeTopicPartitions", (0, 0), 0, describe_topic_partitions::handle),
 ];
 
 pub fn api(key: i16) -> Option<&'static Api> {

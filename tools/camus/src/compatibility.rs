@@ -1,8 +1,11 @@
-//! `docs/compatibility.md`: what of Kafka's protocol is served, from the very table that serves it.
+//! `docs/compatibility.md`: what of Kafka's protocol is served, from the very table that serves it, and the settings of
+//! topics, from the table that judges them.
 //!
 //! What is missing is listed with the keys that it will bring, and disappears from the page when they are all there.
 
+use camus_meta::configs;
 use camus_net::api::table::{APIS, Api, api};
+use std::collections::BTreeMap;
 
 /// What a reader of the table has to know besides the versions, while the key at the second place is not served (or
 /// always, without one).
@@ -12,7 +15,25 @@ const NOTES: &[(i16, Option<i16>, &str)] = &[
     (10, Some(JOIN_GROUP), "answers that no coordinator is up"),
     (18, None, "any version is answered; one that is not served with error 35 and the range (KIP-511)"),
     (22, Some(ADD_PARTITIONS_TO_TXN), "for idempotent producers; with a transactional id INVALID_REQUEST"),
+    (29, None, NO_ACLS),
+    (30, None, NO_ACLS),
+    (31, None, NO_ACLS),
+    (32, None, "topics and brokers; loggers, groups and client metrics have no settings of their own"),
+    (35, None, "the size of a partition is that of its batches as they are stored"),
+    (43, None, "nothing is to be done: replicas elect their leader themselves, and none is preferred"),
+    (44, None, "topics; a broker's settings are in its file"),
+    (45, None, "each broker has a copy of everything: other replicas are INVALID_REPLICA_ASSIGNMENT"),
+    (46, None, "none is ever under way"),
+    (48, None, "there are none"),
+    (49, None, "one that is set is refused with UNSUPPORTED_VERSION"),
+    (50, None, "nobody has a password"),
+    (55, None, "the meta shard, as `__cluster_metadata`; only its leader knows how far the others are"),
+    (57, None, "there is no feature yet: INVALID_UPDATE_VERSION"),
+    (61, None, "who is remembered for retries"),
+    (74, None, "topics and brokers"),
 ];
+
+const NO_ACLS: &str = "there are no ACLs: SECURITY_DISABLED";
 
 const JOIN_GROUP: i16 = 11;
 const ADD_PARTITIONS_TO_TXN: i16 = 24;
@@ -31,10 +52,11 @@ const NOT_YET: &[(&str, &[i16], &str)] = &[
         &[24, 25, 26, 28],
         "a transactional id is refused; `read_committed` reads like `read_uncommitted`",
     ),
-    ("SASL", &[17, 36], "the connection is closed"),
+    ("SASL", &[17, 36, 51], "the connection is closed"),
     ("TLS", &[], "a listener is PLAINTEXT; the bytes of a TLS hello close the connection"),
-    ("ACLs", &[29, 30, 31], "everybody may do everything"),
-    ("Client quotas", &[48, 49], "`throttle_time_ms` is 0"),
+    ("ACLs", &[], "everybody may do everything"),
+    ("Client quotas", &[], "`throttle_time_ms` is 0"),
+    ("Client telemetry (KIP-714)", &[71, 72], "clients send none"),
     ("A replication factor", &[], "it is kept and answered; each broker of the cluster has a copy of everything"),
     (
         "Retention and compaction",
@@ -78,6 +100,8 @@ in Kafka.
 |---|---|
 | Batches of message format 2 are stored as they came, whatever their codec (none, gzip, snappy, lz4, zstd) | \
          `honest_batches_of_every_codec_come_through_unchanged`, `the_stored_batch_differs_in_offset_and_epoch_only` |
+| `compression.type` packs them anew, and changes nothing else | \
+         `every_codec_is_packed_into_every_other_and_nothing_else_changes`, `test_a_topic_with_a_codec_of_its_own` |
 | Older message formats are refused | `test_an_old_or_unknown_message_format_is_refused` |
 | `message.timestamp.type=LogAppendTime` | `log_append_time_changes_the_time_and_nothing_else` |
 | A batch of one producer is read by the clients of others | `test_another_client_reads_the_same_log` |
@@ -88,6 +112,30 @@ in Kafka.
 | librdkafka, through confluent-kafka | `test_librdkafka_reads_back_what_it_wrote`, `test_librdkafka_admin` |
 | kafka-python | `test_kafka_python_reads_back_what_it_wrote` |
 | aiokafka | `test_aiokafka_reads_back_what_it_wrote` |
+",
+    );
+    text.push_str(
+        "
+## Topic settings
+Those of Kafka 4.4, with its names, types and defaults; another name is refused with the nearest. What has no effect
+says so, here and in DescribeConfigs.
+
+| setting | default | |
+|---|---|---|
+",
+    );
+    for setting in configs::describe(&BTreeMap::new(), &[]) {
+        let default = setting.value.unwrap_or_default();
+        text.push_str(&format!("| `{}` | {default} | {} |\n", setting.name, setting.doc));
+    }
+    text.push_str(
+        "
+| claim | test |
+|---|---|
+| Every setting of Kafka is there; an unknown one is refused | `every_topic_setting_of_kafka_is_there`, \
+         `an_unknown_setting_is_refused_with_the_nearest_name` |
+| Values are judged by type and range | `values_are_judged_by_type_and_range` |
+| What concerns a batch is judged by it | `rules_follow_the_settings` |
 
 ## Not there yet
 | what | until then |

@@ -216,7 +216,7 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
                 offsets_bytes_max: plan.budgets.groups_bytes / 2,
                 ..settings.groups
             },
-            given: settings.pairs().to_vec(),
+            given: given(plan),
         },
         shards: Arc::new(shard_table(cores)),
         cores,
@@ -230,6 +230,14 @@ fn broker(plan: &Plan, bound: &[SocketAddr]) -> Broker {
         peer_listen: plan.peer_listen,
         roll: plan.roll.clone(),
     }
+}
+
+/// The settings, and under Kafka's name what its tools look for there.
+fn given(plan: &Plan) -> Vec<(String, String)> {
+    let directory = std::path::absolute(&plan.data_dir).unwrap_or_else(|_| plan.data_dir.clone());
+    let mut given = plan.settings.pairs().to_vec();
+    given.push(("log.dirs".to_owned(), directory.display().to_string()));
+    given
 }
 
 /// How long the port of a broker that was just killed may stay taken: its ring is taken down after it is gone, and with

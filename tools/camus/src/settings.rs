@@ -105,7 +105,8 @@ settings! {
     "default.replication.factor", Kind::Int { min: 1, max: i16::MAX as i64 }, "1", "copies", ONE_BROKER,
         "Copies of a topic that is made without a number.";
     "auto.create.topics.enable", Kind::Bool, "true", "", Effect::Works,
-        "Whether a producer's or consumer's question for a topic makes it.";
+        "Whether a producer's or consumer's question for a topic makes it. Where nothing is said it does so on a \
+         broker that is alone, and not in a cluster: there a misspelt name would be a topic on every disk.";
     "message.max.bytes", Kind::Bytes { min: 1, max: limits::BATCH_BYTES_MAX as u64 }, "1048588", "bytes", Effect::Works,
         "The largest record batch, as sent (compressed). Topics may set max.message.bytes.";
     "fetch.max.bytes", Kind::Bytes { min: 1024, max: limits::FRAME_BYTES_MAX as u64 },
@@ -594,6 +595,9 @@ impl Settings {
             ));
         }
         self.peer_listen = Some(peer_listen);
+        if given["auto.create.topics.enable"].default {
+            self.auto_create_topics = false;
+        }
         Ok(self)
     }
 
@@ -1150,6 +1154,16 @@ mod tests {
         assert_eq!(from_flags(&listen).expect("valid").peer_listen.expect("said").to_string(), "0.0.0.0:9192");
         let alone = from_flags(&[id]).expect("valid");
         assert!(alone.brokers.is_empty() && alone.peer_listen.is_none());
+    }
+
+    /// If this fails, a misspelt name becomes a topic on every broker, or a first try of Camus needs a setting.
+    #[test]
+    fn a_question_makes_a_topic_where_a_broker_is_alone_or_where_it_is_said() {
+        let makes = |more: &[(&str, &str)]| from_flags(more).expect("valid").auto_create_topics;
+        let (id, node) = (("camus.cluster.id", "HS86S1xtfo-QABAgMEBQYA"), ("node.id", "1"));
+        let said = |value| ("auto.create.topics.enable", value);
+        assert!(makes(&[]) && !makes(&[said("false")]));
+        assert!(!makes(&[BROKERS, id, node]) && makes(&[BROKERS, id, node, said("true")]));
     }
 
     #[test]

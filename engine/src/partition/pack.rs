@@ -1,0 +1,138 @@
+//! Packs a client's batch anew, where its topic wants another codec than the client's (`compression.type`).
+//!
+//! Sources: Kafka's `LogValidator` (a batch that has the topic's codec stays as it is, whatever its level), and what
+//! clients read: snappy in blocks behind snappy-java's header, lz4 as one frame of independent blocks.
+
+use super::batch::{self, BatchHead, Codec, HEADER_BYTES};
+use super::records::{self, XERIAL_MAGIC};
+use crate::shard::api::{BatchRules, Packing, Refusal};
+use crate::types::WallMs;
+use bytes::Bytes;
+use std::io::{self, Write};
+
+/// What goes into one block of snappy, as snappy-java has it.
+const SNAPPY_BLOCK_BYTES: usize = 32 * 1024;
+/// Higher levels of zstd take tens of megabytes for each batch, and none of them is budgeted for.
+const ZSTD_LEVEL_MAX: i32 = 9;
+
+/// The batch in the codec that its topic wants; `None` if it has that, or if any will do.
+///
+/// It is judged as it was sent, by all rules ([`batch::validate`]). What comes out is a client's batch like any other,
+/// to be judged where it is appended: it may be too large by then, or may unpack to too much.
+pub fn repacked(sent: &Bytes, rules: &BatchRules, now: WallMs) -> Result<Option<Bytes>, Refusal> {
+    let Some(packing) = rules.packing else { return Ok(None) };
+    let head = BatchHead::parse(sent)?;
+    if head.codec() == Some(packing.codec) {
+        return Ok(None);
+    }
+    batch::validate(sent, rules, now)?;
+    let limit = rules.batch_bytes_max as usize;
+    let mut out = Bounded { bytes: sent[..HEADER_BYTES].to_vec(), limit, is_over: false };
+    let done = pack(packing, &head, &sent[HEADER_BYTES..], &mut out);
+    if out.is_over {
+        return Err(Refusal::TooLarge { bytes: limit + 1, limit });
+    }
+    done.map(|()| Some(batch::with_codec(out.bytes, packing.codec)))
+}
+
+/// `body`: the batch without its header.
+fn pack(packing: Packing, head: &BatchHead, body: &[u8], out: &mut Bounded) -> Result<(), Refusal> {
+    match packing.codec {
+        Codec::None => records::unpack(head, body, out),
+        Codec::Gzip => {
+            let level = u32::try_from(packing.level);
+            let level = level.map_or_else(|_| flate2::Compression::default(), flate2::Compression::new);
+            let mut gzip = flate2::write::GzEncoder::new(out, level);
+            records::unpack(head, body, &mut gzip)?;
+            gzip.finish().map(|_| ()).map_err(failed)
+        }
+        Codec::Snappy => {
+            let mut snappy = SnappyBlocks::begin(out).map_err(failed)?;
+            records::unpack(head, body, &mut snappy)?;
+            snappy.end_block().map_err(failed)
+        }
+        Codec::Lz4 => {
+            let info = lz4_flex::frame::FrameInfo::new().block_size(lz4_flex::frame::BlockSize::Max64KB);
+            let mut lz4 = lz4_flex::frame::FrameEncoder::with_frame_info(info, out);
+            records::unpack(head, body, &mut lz4)?;
+            lz4.finish().map(|_| ()).map_err(failed)
+        }
+        Codec::Zstd => {
+            let level = packing.level.min(ZSTD_LEVEL_MAX);
+            let mut zstd = zstd::stream::write::Encoder::new(out, level).map_err(failed)?;
+            records::unpack(head, body, &mut zstd)?;
+            zstd.finish().map(|_| ()).map_err(failed)
+        }
+    }
+}
+
+/// An encoder fails where its output is full, which is told otherwise, and nowhere else.
+fn failed<E>(_: E) -> Refusal {
+    Refusal::Invalid { why: "the batch can not be packed in its topic's codec", indexes: Vec::new() }
+}
+
+/// The batch on its way: no larger than a batch of the topic may be.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+    is_over: bool,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + more.len() > self.limit {
+            self.is_over = true;
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.bytes.extend_from_slice(more);
+        Ok(more.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Snappy as the Java clients frame it.
+struct SnappyBlocks<'a> {
+    out: &'a mut Bounded,
+    /// What waits for the block to be full.
+    block: Vec<u8>,
+}
+
+impl<'a> SnappyBlocks<'a> {
+    fn begin(out: &'a mut Bounded) -> io::Result<SnappyBlocks<'a>> {
+        out.write_all(XERIAL_MAGIC)?;
+        // Its version, and the lowest that can read it.
+        out.write_all(&1_u32.to_be_bytes())?;
+        out.write_all(&1_u32.to_be_bytes())?;
+        Ok(SnappyBlocks { out, block: Vec::with_capacity(SNAPPY_BLOCK_BYTES) })
+    }
+
+    fn end_block(&mut self) -> io::Result<()> {
+        if self.block.is_empty() {
+            return Ok(());
+        }
+        let packed = snap::raw::Encoder::new().compress_vec(&self.block)?;
+        let length = u32::try_from(packed.len()).expect("a block is a few KiB");
+        self.out.write_all(&length.to_be_bytes())?;
+        self.out.write_all(&packed)?;
+        self.block.clear();
+        Ok(())
+    }
+}
+
+impl Write for SnappyBlocks<'_> {
+    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
+        let count = more.len().min(SNAPPY_BLOCK_BYTES - self.block.len());
+        self.block.extend_from_slice(&more[..count]);
+        if self.block.len() == SNAPPY_BLOCK_BYTES {
+            self.end_block()?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
