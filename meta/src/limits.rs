@@ -16,6 +16,21 @@ pub const MEMBER_PROTOCOLS_MAX: usize = 100;
 pub const MEMBER_BYTES_FIXED: usize = 1024;
 /// All members of all groups, with what they say of themselves and are assigned, bytes. It lives in core 0's memory.
 pub const MEMBERS_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// A subscribed pattern, bytes. The longest name of a topic is 249.
+pub const PATTERN_BYTES_MAX: usize = 1024;
+/// What a pattern may become when it is made ready to match, bytes, and what matching may then take. Both are given
+/// back at once: no pattern is kept ready.
+pub const PATTERN_READY_BYTES_MAX: usize = 64 * 1024;
+/// How deep a pattern may be nested.
+pub const PATTERN_NEST_MAX: u32 = 50;
+/// Different patterns of one group: each is matched against the names of all topics, on core 0.
+pub const GROUP_PATTERNS_MAX: usize = 32;
+/// What a partition takes that is meant for a member of a consumer group, and again while the member has it, bytes.
+pub const GROUP_PARTITION_BYTES: usize = 64;
+/// Members and partitions of a consumer group that are assigned anew with each change. Larger groups let changes
+/// gather for [`ASSIGN_PAUSE_MS`], so that many members that come at once do not hold up core 0.
+pub const ASSIGN_AT_ONCE_MAX: usize = 10_000;
+pub const ASSIGN_PAUSE_MS: u64 = 1000;
 
 /// Committed offsets of all groups: a hundred groups that read every partition of the cluster would be ten times as
 /// many, and each takes about 100 bytes in memory and 30 in a snapshot.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use camus_engine::planted::{Bug, is};
 use camus_engine::shard::api::Ticket;
 use camus_engine::shard::core::{Core, MetaCommitted, RecoveredMeta};
-use camus_engine::types::{CoreId, Index, Mono, ShardId, WallMs};
+use camus_engine::types::{CoreId, Index, Mono, ShardId, Term, WallMs};
 use camus_meta::groups::{Coordinator, GroupAnswer, GroupAsk, GroupOut, GroupRefusal, GroupSettings, Token};
 use camus_meta::{Command, Decided, Image, Refused, State};
 use std::collections::{BTreeSet, VecDeque};
@@ -62,8 +62,8 @@ struct Proofs {
 enum Unproven {
     /// A read of committed offsets: it is done when there is a proof.
     Fetch(GroupAsk),
-    /// What a member of this generation owns: it is told when there is one.
-    Synced(GroupAnswer),
+    /// What a member of this generation, or in this epoch, owns: it is told when there is one.
+    Given(GroupAnswer),
 }
 
 impl Proofs {
@@ -160,6 +160,11 @@ impl MetaHost {
             self.group_out.answers.push((ticket, ask.refused(GroupRefusal::NotCoordinator)));
             return;
         }
+        if !self.leading && matches!(ask, GroupAsk::Beat(_)) {
+            // in which term it will be led is not known, and so not which epochs are new
+            self.group_out.answers.push((ticket, ask.refused(GroupRefusal::Busy)));
+            return;
+        }
         let needs_proof = self.replicated && matches!(ask, GroupAsk::Fetch { .. });
         #[cfg(feature = "planted")]
         let needs_proof = needs_proof && !is(Bug::CoordinateUnproven);
@@ -179,7 +184,7 @@ impl MetaHost {
         while let Some((_, ticket, what)) = self.proofs.waiting.pop_front_if(|(needed, ..)| *needed <= number) {
             match what {
                 Unproven::Fetch(ask) => self.groups.ask(now, ticket, ask, &self.state, &mut self.group_out),
-                Unproven::Synced(answer) => self.proven.push((ticket, answer)),
+                Unproven::Given(answer) => self.proven.push((ticket, answer)),
             }
         }
         self.proofs.begin(core);
@@ -226,8 +231,8 @@ impl MetaHost {
     pub fn take_group_answers(&mut self, core: &mut Core) -> Vec<(Ticket, GroupAnswer)> {
         let mut answers = std::mem::take(&mut self.proven);
         for (ticket, answer) in std::mem::take(&mut self.group_out.answers) {
-            if self.replicated && matches!(answer, GroupAnswer::Synced(Ok(_))) {
-                self.proofs.wait(ticket, Unproven::Synced(answer));
+            if self.replicated && gives_partitions(&answer) {
+                self.proofs.wait(ticket, Unproven::Given(answer));
             } else {
                 answers.push((ticket, answer));
             }
@@ -246,11 +251,9 @@ impl MetaHost {
     }
 
     /// The meta shard is led from here: an empty cluster gets its first command, and groups come here.
-    pub fn lead(&mut self, now: Mono) {
+    pub fn lead(&mut self, now: Mono, term: Term) {
         self.leading = true;
-        if self.replicated {
-            self.groups.take_over(now);
-        }
+        self.groups.take_over(now, term);
     }
 
     /// Another broker leads, or will. Whoever waits for a command that is not committed is told so: it may or may not
@@ -271,7 +274,8 @@ impl MetaHost {
         for (_, ticket, what) in self.proofs.waiting.drain(..) {
             let answer = match what {
                 Unproven::Fetch(ask) => ask.refused(GroupRefusal::NotCoordinator),
-                Unproven::Synced(_) => GroupAnswer::Synced(Err(GroupRefusal::NotCoordinator)),
+                Unproven::Given(GroupAnswer::Beaten(_)) => GroupAnswer::Beaten(Err(GroupRefusal::NotCoordinator)),
+                Unproven::Given(_) => GroupAnswer::Synced(Err(GroupRefusal::NotCoordinator)),
             };
             self.group_out.answers.push((ticket, answer));
         }
@@ -346,4 +350,10 @@ impl MetaHost {
     pub fn applied(&self) -> Index {
         self.state.applied()
     }
+}
+
+/// Whether it tells a member what it has: only who leads the meta shard may say so.
+fn gives_partitions(answer: &GroupAnswer) -> bool {
+    let is_new = matches!(answer, GroupAnswer::Beaten(Ok(beaten)) if beaten.assignment.is_some());
+    is_new || matches!(answer, GroupAnswer::Synced(Ok(_)))
 }

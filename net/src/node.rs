@@ -21,7 +21,7 @@ use camus_engine::rt::{ConnId, Driver, Event, ListenerId, Rt, Turn};
 use camus_engine::shard::api::{Answer, Ask, ShardTable, Ticket};
 use camus_engine::shard::core::{Core, Out};
 use camus_engine::stats::{CoreStats, Counters};
-use camus_engine::types::{BrokerId, CoreId, Lsn, Mono, PartitionId, ShardId};
+use camus_engine::types::{BrokerId, CoreId, Lsn, META_SHARD, Mono, PartitionId, ShardId};
 use camus_engine::wal::WalError;
 use camus_meta::groups::{GroupAnswer, GroupAsk};
 use camus_meta::{Command, Decided, Image};
@@ -965,7 +965,8 @@ impl Node {
                 meta.step_down();
             }
             if std::mem::take(&mut self.out.meta_leading) {
-                meta.lead(rt.now());
+                let term = self.broker.shards.leading(META_SHARD).expect("who leads has said so in the table");
+                meta.lead(rt.now(), term);
             }
             if let Some(number) = self.out.meta_proved.take() {
                 any = true;

@@ -3,7 +3,7 @@
 
 use camus_engine::shard::api::Ticket;
 use camus_engine::shard::core::{MetaCommitted, RecoveredMeta};
-use camus_engine::types::{CoreId, Index, Mono, ShardId};
+use camus_engine::types::{CoreId, Index, Mono, ShardId, Term};
 use camus_meta::Command;
 use camus_meta::groups::GroupSettings;
 use camus_net::meta_host::MetaHost;
@@ -23,7 +23,7 @@ fn a_decision_is_answered_when_every_core_has_seen_it() {
             .unwrap();
     host.committed(committed(2, None, &Command::Bootstrap { cluster_id: "sim".to_owned() }));
     assert!(host.publish().is_none(), "nobody is told of what may still be applied");
-    host.lead(Mono(0));
+    host.lead(Mono(0), Term(1));
     let first = host.publish().unwrap().version;
     let ticket = |request| Ticket { core: CoreId(1), request, part: 0 };
     let topic = Command::CreateTopic {

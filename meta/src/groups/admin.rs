@@ -1,6 +1,6 @@
 //! What an administrator asks: describe, list, delete.
 
-use super::ask::{Described, DescribedMember, GroupAnswer, GroupOut, GroupRefusal, GroupState, Listed};
+use super::ask::{Described, DescribedMember, GroupAnswer, GroupKind, GroupOut, GroupRefusal, GroupState, Listed};
 use super::coordinator::{Coordinator, UnderWay};
 use crate::command::Command;
 use crate::limits;
@@ -9,8 +9,11 @@ use camus_engine::shard::api::Ticket;
 use std::collections::BTreeMap;
 
 impl Coordinator {
-    /// `None`: there is no such group.
+    /// `None`: there is no such group, or it is one of KIP-848, which is not described so.
     pub(super) fn describe(&self, name: &str, state: &State) -> Option<Described> {
+        if self.consumers.contains_key(name) {
+            return None;
+        }
         let Some(group) = self.groups.get(name) else {
             state.offsets().group(name)?;
             let (protocol_type, protocol) = (String::new(), String::new());
@@ -35,17 +38,23 @@ impl Coordinator {
 
     /// Groups with members, and groups that have committed something, in the order of their names.
     pub(super) fn list(&self, state: &State) -> Vec<Listed> {
-        let mut all: BTreeMap<&str, (GroupState, &str)> =
-            state.offsets().groups().map(|(name, _)| (name, (GroupState::Empty, ""))).collect();
-        for (name, group) in &self.groups {
-            all.insert(name, (group.state, &group.protocol_type));
-        }
-        let listed = all.into_iter().map(|(name, (state, protocol_type))| Listed {
+        let one = |name: &str, protocol_type: &str, kind: GroupKind, state: &'static str| Listed {
             group: name.to_owned(),
             protocol_type: protocol_type.to_owned(),
+            kind,
             state,
-        });
-        listed.collect()
+        };
+        let mut all = BTreeMap::new();
+        for (name, _) in state.offsets().groups() {
+            all.insert(name, one(name, "", GroupKind::Classic, GroupState::Empty.name()));
+        }
+        for (name, group) in &self.groups {
+            all.insert(name.as_str(), one(name, &group.protocol_type, GroupKind::Classic, group.state.name()));
+        }
+        for (name, group) in &self.consumers {
+            all.insert(name.as_str(), one(name, "consumer", GroupKind::Consumer, group.state_name()));
+        }
+        all.into_values().collect()
     }
 
     /// Removes groups without members, and what they committed.
@@ -53,12 +62,13 @@ impl Coordinator {
         let mut answers = Vec::with_capacity(groups.len());
         let mut removed = Vec::new();
         for (at, group) in groups.into_iter().enumerate() {
-            let members = self.groups.get(&group);
-            let answer = match members {
-                Some(members) if members.state != GroupState::Empty => Err(GroupRefusal::NonEmptyGroup),
+            let classic = self.groups.get(&group).map(|members| members.state == GroupState::Empty);
+            let is_empty = classic.or(self.consumers.get(&group).map(|members| members.members.is_empty()));
+            let answer = match is_empty {
+                Some(false) => Err(GroupRefusal::NonEmptyGroup),
                 None if state.offsets().group(&group).is_none() => Err(GroupRefusal::GroupNotFound),
-                Some(_) | None if removed.len() >= limits::GROUPS_DELETED_AT_ONCE_MAX => Err(GroupRefusal::Busy),
-                Some(_) | None => {
+                Some(true) | None if removed.len() >= limits::GROUPS_DELETED_AT_ONCE_MAX => Err(GroupRefusal::Busy),
+                Some(true) | None => {
                     removed.push((at, group));
                     Ok(())
                 }

@@ -28,6 +28,12 @@ pub enum GroupAsk {
     Describe {
         groups: Vec<String>,
     },
+    /// ConsumerGroupHeartbeat (KIP-848).
+    Beat(Box<Beat>),
+    /// ConsumerGroupDescribe.
+    DescribeConsumers {
+        groups: Vec<String>,
+    },
     List,
     DeleteGroups {
         groups: Vec<String>,
@@ -90,7 +96,7 @@ pub struct Commit {
     /// Below 0: whoever commits is not a member.
     pub generation: i32,
     pub member: MemberName,
-    /// Whether the client knows GROUP_ID_NOT_FOUND (OffsetCommit 9 and up).
+    /// Whether the client knows GROUP_ID_NOT_FOUND and member epochs (OffsetCommit 9 and up).
     pub knows_not_found: bool,
     /// When it was asked for, ms since 1970.
     pub at_ms: i64,
@@ -100,8 +106,41 @@ pub struct Commit {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FetchGroup {
     pub group: String,
+    /// Who asks, where it says so (OffsetFetch 9 and up): only groups of KIP-848 look at it.
+    pub member: Option<String>,
+    /// Below 0: not said.
+    pub epoch: i32,
     /// Topics and partitions; `None`: all that was committed.
     pub topics: Option<Vec<(Uuid, Vec<u32>)>>,
+}
+
+/// Partitions by topic.
+pub type Partitions = Vec<(Uuid, Vec<u32>)>;
+
+/// A member of a group of KIP-848 says that it is there, and what it has. What is `None` is as it was said before.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Beat {
+    pub group: String,
+    /// The id may be empty where the broker makes it.
+    pub member: MemberName,
+    /// Whether members make their own ids (ConsumerGroupHeartbeat 1 and up: KIP-1082).
+    pub id_required: bool,
+    /// The id of a new member that brings none: random, so that it is nobody else's.
+    pub fresh: String,
+    /// As the member was told last; 0 joins, -1 leaves, -2 is a static member that leaves and means to come back.
+    pub epoch: i32,
+    pub client_id: String,
+    pub client_host: String,
+    pub rack: Option<String>,
+    pub rebalance_timeout: Option<Duration>,
+    /// Names that it subscribes to, which need not be there.
+    pub topics: Option<Vec<String>>,
+    /// A pattern that it subscribes to besides; empty: none.
+    pub pattern: Option<String>,
+    /// The assignor that it prefers.
+    pub assignor: Option<String>,
+    /// All that it has and has not given up yet.
+    pub owned: Option<Partitions>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,14 +153,17 @@ pub enum GroupAnswer {
     Left(Result<Vec<Result<(), GroupRefusal>>, GroupRefusal>),
     /// `gone`: topics that were deleted meanwhile.
     Committed(Result<Vec<Uuid>, GroupRefusal>),
-    Fetched(Vec<FetchedGroup>),
+    Fetched(Vec<Result<FetchedGroup, GroupRefusal>>),
     Described(Vec<Option<Described>>),
+    Beaten(Result<Beaten, GroupRefusal>),
+    /// `None`: there is no such group, or it is none of KIP-848.
+    ConsumersDescribed(Vec<Option<DescribedConsumers>>),
     Listed(Vec<Listed>),
     /// For each group.
     GroupsDeleted(Vec<Result<(), GroupRefusal>>),
     /// For all of it, or for each topic.
     OffsetsDeleted(Result<Vec<Result<(), GroupRefusal>>, GroupRefusal>),
-    /// To a question that has no refusal of its own (Fetch, Describe): nothing is answered.
+    /// To a question that has no refusal of its own (Fetch and the descriptions): nothing is answered.
     Refused(GroupRefusal),
 }
 
@@ -134,7 +176,10 @@ impl GroupAsk {
             GroupAsk::Heartbeat { .. } => GroupAnswer::Heartbeat(Err(why)),
             GroupAsk::Leave { .. } => GroupAnswer::Left(Err(why)),
             GroupAsk::Commit(_) => GroupAnswer::Committed(Err(why)),
-            GroupAsk::Fetch { .. } | GroupAsk::Describe { .. } => GroupAnswer::Refused(why),
+            GroupAsk::Beat(_) => GroupAnswer::Beaten(Err(why)),
+            GroupAsk::Fetch { .. } | GroupAsk::Describe { .. } | GroupAsk::DescribeConsumers { .. } => {
+                GroupAnswer::Refused(why)
+            }
             GroupAsk::List => GroupAnswer::Listed(Vec::new()),
             GroupAsk::DeleteGroups { groups } => GroupAnswer::GroupsDeleted(groups.iter().map(|_| Err(why)).collect()),
             GroupAsk::DeleteOffsets { .. } => GroupAnswer::OffsetsDeleted(Err(why)),
@@ -189,7 +234,18 @@ pub struct FetchedPartition {
     pub committed: Option<Committed>,
 }
 
-/// What a group is doing. The names are Kafka's.
+/// What a member of a group of KIP-848 is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Beaten {
+    pub member: String,
+    pub epoch: i32,
+    /// How soon it is to be heard again.
+    pub interval: Duration,
+    /// What it is to have now; `None`: as it was told before.
+    pub assignment: Option<Partitions>,
+}
+
+/// What a classic group is doing. The names are Kafka's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupState {
     Empty,
@@ -228,11 +284,83 @@ pub struct DescribedMember {
     pub assignment: Bytes,
 }
 
+/// What a group of KIP-848 is doing. The names are Kafka's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConsumersState {
+    Empty,
+    /// The target assignment is older than the group.
+    Assigning,
+    /// A member does not have yet what the target assignment means for it.
+    Reconciling,
+    Stable,
+}
+
+impl ConsumersState {
+    pub fn name(self) -> &'static str {
+        match self {
+            ConsumersState::Empty => "Empty",
+            ConsumersState::Assigning => "Assigning",
+            ConsumersState::Reconciling => "Reconciling",
+            ConsumersState::Stable => "Stable",
+        }
+    }
+}
+
+/// A group of KIP-848.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DescribedConsumers {
+    pub state: ConsumersState,
+    pub epoch: i32,
+    pub assignment_epoch: i32,
+    pub assignor: &'static str,
+    pub members: Vec<DescribedConsumer>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DescribedConsumer {
+    pub id: String,
+    pub instance: Option<String>,
+    pub rack: Option<String>,
+    pub epoch: i32,
+    pub client_id: String,
+    pub client_host: String,
+    pub topics: Vec<String>,
+    /// Empty: none.
+    pub pattern: String,
+    /// Topics that are gone are not among them.
+    pub assignment: NamedPartitions,
+    pub target: NamedPartitions,
+    /// It speaks the classic protocol.
+    pub is_classic: bool,
+}
+
+/// Partitions by topic, with its name.
+pub type NamedPartitions = Vec<(Uuid, String, Vec<u32>)>;
+
+/// By which protocol a group works. The names are Kafka's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupKind {
+    Classic,
+    /// KIP-848.
+    Consumer,
+}
+
+impl GroupKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            GroupKind::Classic => "classic",
+            GroupKind::Consumer => "consumer",
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
     pub group: String,
     pub protocol_type: String,
-    pub state: GroupState,
+    pub kind: GroupKind,
+    /// As Kafka names it.
+    pub state: &'static str,
 }
 
 /// Why the coordinator says no.
@@ -266,6 +394,18 @@ pub enum GroupRefusal {
     SubscribedToTopic,
     #[error("the commit is too large")]
     CommitTooLarge,
+    #[error("the member's epoch is not the group's: give up all partitions and join again")]
+    FencedMemberEpoch,
+    #[error("the member has another epoch by now")]
+    StaleMemberEpoch,
+    #[error("another member has this instance id and has not left")]
+    UnreleasedInstance,
+    #[error("there is no such assignor: 'uniform' and 'range' are there")]
+    UnsupportedAssignor,
+    #[error("the pattern is none of RE2, or is too large")]
+    InvalidPattern,
+    #[error("a member of this group commits with version 9 of OffsetCommit or a later one")]
+    UnsupportedVersion,
     /// Retriable: no room for more, or the log can not be written now.
     #[error("the coordinator can not do it now")]
     Busy,

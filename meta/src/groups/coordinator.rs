@@ -1,12 +1,13 @@
 //! All groups, their timers, and the way in.
 
 use super::ask::{GroupAnswer, GroupAsk, GroupOut, GroupRefusal, GroupState, Token};
-use super::group::Group;
+use super::consumer::{ConsumerGroup, ConsumerMember, Epochs, Migration};
+use super::group::{Group, Member};
 use crate::command::{Command, Decided, Done, Refused};
 use crate::limits;
 use crate::state::State;
 use camus_engine::shard::api::Ticket;
-use camus_engine::types::{Mono, WallMs};
+use camus_engine::types::{Mono, Term, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -28,6 +29,14 @@ pub struct GroupSettings {
     pub initial_delay: Duration,
     /// `group.max.size`
     pub members_max: usize,
+    /// `group.consumer.session.timeout.ms`
+    pub consumer_session_timeout: Duration,
+    /// `group.consumer.heartbeat.interval.ms`
+    pub consumer_heartbeat_interval: Duration,
+    /// `group.consumer.max.size`
+    pub consumer_members_max: usize,
+    /// `group.consumer.migration.policy`
+    pub migration: Migration,
     /// `offsets.retention.minutes`
     pub retention: Duration,
     /// What members may take of this broker's memory, at most [`limits::MEMBERS_BYTES_MAX`].
@@ -44,6 +53,10 @@ impl Default for GroupSettings {
             session_timeout_max: Duration::from_secs(1800),
             initial_delay: Duration::from_secs(3),
             members_max: limits::GROUP_MEMBERS_MAX,
+            consumer_session_timeout: Duration::from_secs(45),
+            consumer_heartbeat_interval: Duration::from_secs(5),
+            consumer_members_max: limits::GROUP_MEMBERS_MAX,
+            migration: Migration::Bidirectional,
             retention: Duration::from_secs(7 * 24 * 3600),
             members_bytes_max: limits::MEMBERS_BYTES_MAX,
             offsets_bytes_max: usize::MAX,
@@ -72,7 +85,14 @@ pub(super) enum UnderWay {
 #[derive(Debug)]
 pub struct Coordinator {
     pub(super) settings: GroupSettings,
+    /// Those of the classic protocol. No name is in `consumers` as well.
     pub(super) groups: BTreeMap<String, Group>,
+    /// Those of KIP-848.
+    pub(super) consumers: BTreeMap<String, ConsumerGroup>,
+    /// The epochs that they get here.
+    pub(super) epochs: Epochs,
+    /// Until then groups of before may have members that do not know of this coordinator yet.
+    pub(super) held_until: Mono,
     /// When to look at a group again. Early is harmless: heartbeats do not move it.
     timers: BTreeSet<(Mono, String)>,
     pub(super) under_way: BTreeMap<Token, UnderWay>,
@@ -89,6 +109,9 @@ impl Coordinator {
         Coordinator {
             settings,
             groups: BTreeMap::new(),
+            consumers: BTreeMap::new(),
+            epochs: Epochs::of(Term(0)),
+            held_until: now,
             timers: BTreeSet::new(),
             under_way: BTreeMap::new(),
             next_token: 1,
@@ -108,7 +131,14 @@ impl Coordinator {
                     return;
                 }
                 let group = join.group.clone();
-                self.join(now, ticket, *join, out);
+                match self.consumers.get(&group).map(|consumers| consumers.members.is_empty()) {
+                    Some(false) => self.join_consumers(now, ticket, *join, state, out),
+                    Some(true) => {
+                        self.forget_if_empty(&group);
+                        self.join(now, ticket, *join, out);
+                    }
+                    None => self.join(now, ticket, *join, out),
+                }
                 self.arm(&group);
             }
             GroupAsk::Sync(sync) => {
@@ -117,17 +147,46 @@ impl Coordinator {
                     return;
                 }
                 let group = sync.group.clone();
-                self.sync(now, ticket, sync, out);
+                match self.consumers.contains_key(&group) {
+                    true => self.sync_consumers(now, ticket, &sync, state, out),
+                    false => self.sync(now, ticket, sync, out),
+                }
                 self.arm(&group);
             }
             GroupAsk::Heartbeat { group, generation, member } => {
-                let heard = check_id(&group).and_then(|()| self.heartbeat(now, &group, generation, &member));
+                let heard = match self.consumers.contains_key(&group) {
+                    true => self.heartbeat_consumers(now, &group, generation, &member, state),
+                    false => check_id(&group).and_then(|()| self.heartbeat(now, &group, generation, &member)),
+                };
                 out.answers.push((ticket, GroupAnswer::Heartbeat(heard)));
+                self.arm_for(&group, &member.id);
             }
             GroupAsk::Leave { group, members } => {
-                let left = check_id(&group).map(|()| self.leave(now, &group, &members, out));
+                let left = match self.consumers.contains_key(&group) {
+                    true => Ok(self.leave_consumers(now, &group, &members, state, out)),
+                    false => check_id(&group).map(|()| self.leave(now, &group, &members, out)),
+                };
                 out.answers.push((ticket, GroupAnswer::Left(left)));
                 self.arm(&group);
+            }
+            GroupAsk::Beat(beat) => {
+                let (group, leaves) = (beat.group.clone(), beat.epoch < 0);
+                let member = if beat.member.id.is_empty() { beat.fresh.clone() } else { beat.member.id.clone() };
+                let was_there = self.consumers.contains_key(&group);
+                let beaten = match self.stopping && !leaves {
+                    true => Err(GroupRefusal::Stopping),
+                    false => self.beat(now, *beat, state, out),
+                };
+                out.answers.push((ticket, GroupAnswer::Beaten(beaten)));
+                match was_there && !leaves {
+                    true => self.arm_for(&group, &member),
+                    false => self.arm(&group),
+                }
+            }
+            GroupAsk::DescribeConsumers { groups } => {
+                let image = state.image();
+                let described = groups.iter().map(|group| self.describe_consumers(group, &image)).collect();
+                out.answers.push((ticket, GroupAnswer::ConsumersDescribed(described)));
             }
             GroupAsk::Commit(commit) => self.commit(now, ticket, commit, state, out),
             GroupAsk::Fetch { groups } => {
@@ -151,6 +210,9 @@ impl Coordinator {
         {
             let (_, name) = self.timers.pop_first().expect("there is a first");
             if let Some(group) = self.groups.get_mut(&name) {
+                group.armed = None;
+            }
+            if let Some(group) = self.consumers.get_mut(&name) {
                 group.armed = None;
             }
             self.look_at(now, &name, state, out);
@@ -218,14 +280,18 @@ impl Coordinator {
         assert!(self.under_way.is_empty(), "{} commands of groups have no end", self.under_way.len());
         self.tell_waiting(GroupRefusal::NotCoordinator, out);
         self.groups.clear();
+        self.consumers.clear();
         self.timers.clear();
         self.members_bytes = 0;
     }
 
-    /// This broker coordinates the groups from now on. It knows no member: they come.
-    pub fn take_over(&mut self, now: Mono) {
+    /// This broker coordinates the groups from now on, in this term of the meta shard. It knows no member: they come.
+    pub fn take_over(&mut self, now: Mono, term: Term) {
         self.started = now;
         self.next_expiry = now + EXPIRY_EVERY;
+        self.epochs = Epochs::of(term);
+        // by then who was a member of before has asked for the coordinator, and been told that it is unknown
+        self.held_until = now + self.settings.consumer_heartbeat_interval;
     }
 
     fn tell_waiting(&mut self, why: GroupRefusal, out: &mut GroupOut) {
@@ -252,7 +318,7 @@ impl Coordinator {
 
     /// Puts the group's next deadline among the timers. A group that nobody needs any more goes.
     fn arm(&mut self, name: &str) {
-        let Some(group) = self.groups.get_mut(name) else { return };
+        let Some(group) = self.groups.get_mut(name) else { return self.arm_consumers(name) };
         group.assert_whole();
         let silent = group.members.values().filter(|m| !m.is_heard()).map(|m| m.alive_until);
         let pending = group.pending.values().copied();
@@ -270,8 +336,33 @@ impl Coordinator {
         }
     }
 
+    /// The same of a group of KIP-848.
+    fn arm_consumers(&mut self, name: &str) {
+        let Some(group) = self.consumers.get_mut(name) else { return };
+        let next = group.deadline();
+        if group.armed != Some(next) {
+            if let Some(before) = group.armed.replace(next) {
+                self.timers.remove(&(before, name.to_owned()));
+            }
+            self.timers.insert((next, name.to_owned()));
+        }
+    }
+
+    /// A heartbeat moves the time of one member only, and mostly to later, for which nothing needs to be done: looking
+    /// at a group too early is harmless.
+    fn arm_for(&mut self, name: &str, member: &str) {
+        let Some(group) = self.consumers.get(name) else { return };
+        let due = group.members.get(member).map(ConsumerMember::deadline);
+        if group.armed.is_none_or(|armed| due.is_some_and(|due| due < armed)) {
+            self.arm_consumers(name);
+        }
+    }
+
     /// What time has brought to one group.
     fn look_at(&mut self, now: Mono, name: &str, state: &State, out: &mut GroupOut) {
+        if self.consumers.contains_key(name) {
+            return self.look_at_consumers(now, name, state, out);
+        }
         self.time_passed(now, name, out);
         let Some(group) = self.groups.get_mut(name) else { return };
         let empty = group.state == GroupState::Empty && group.pending.is_empty();
@@ -286,12 +377,35 @@ impl Coordinator {
     /// Takes a group without members out of memory. What it committed is elsewhere.
     pub(super) fn forget_if_empty(&mut self, name: &str) {
         if self.groups.get(name).is_some_and(|g| g.state == GroupState::Empty && g.members.is_empty()) {
-            let group = self.groups.remove(name).expect("it was there a line ago");
-            self.members_bytes -= group.pending.len() * limits::MEMBER_BYTES_FIXED;
-            if let Some(armed) = group.armed {
-                self.timers.remove(&(armed, name.to_owned()));
-            }
+            self.take_classic(name);
         }
+        if self.consumers.get(name).is_some_and(|group| group.members.is_empty()) {
+            self.take_consumers(name);
+        }
+    }
+
+    /// Takes a group out, to forget it or to make another of it.
+    ///
+    /// # Panics
+    /// If there is no such group.
+    pub(super) fn take_classic(&mut self, name: &str) -> Group {
+        let group = self.groups.remove(name).expect("there is such a group");
+        let members: usize = group.members.values().map(Member::bytes).sum();
+        self.members_bytes -= members + group.pending.len() * limits::MEMBER_BYTES_FIXED;
+        if let Some(armed) = group.armed {
+            self.timers.remove(&(armed, name.to_owned()));
+        }
+        group
+    }
+
+    /// The same of a group of KIP-848.
+    pub(super) fn take_consumers(&mut self, name: &str) -> ConsumerGroup {
+        let group = self.consumers.remove(name).expect("there is such a group");
+        self.members_bytes -= group.bytes;
+        if let Some(armed) = group.armed {
+            self.timers.remove(&(armed, name.to_owned()));
+        }
+        group
     }
 }
 

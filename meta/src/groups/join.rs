@@ -50,7 +50,7 @@ impl Coordinator {
             if join.protocol_type.is_empty() || join.protocols.is_empty() {
                 return Err(GroupRefusal::InconsistentProtocol);
             }
-            if self.groups.len() >= limits::GROUPS_MAX {
+            if self.groups.len() + self.consumers.len() >= limits::GROUPS_MAX {
                 return Err(GroupRefusal::Busy);
             }
             self.groups.insert(join.group.clone(), Group::new(now));
@@ -105,6 +105,11 @@ impl Coordinator {
         if let Some(mut steps) = self.at(now, group, out) {
             steps.time_passed();
         }
+    }
+
+    /// A group that has just become a classic one needs a generation of its own.
+    pub(super) fn rebalance_classic(&mut self, now: Mono, group: &str, out: &mut GroupOut) {
+        self.at(now, group, out).expect("it has just become one").prepare();
     }
 
     fn at<'a>(&'a mut self, now: Mono, group: &str, out: &'a mut GroupOut) -> Option<Steps<'a>> {

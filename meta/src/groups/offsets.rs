@@ -3,6 +3,7 @@
 use super::ask::{
     Commit, FetchGroup, FetchedGroup, FetchedPartition, FetchedTopic, GroupAnswer, GroupOut, GroupRefusal, GroupState,
 };
+use super::consumer::Epochs;
 use super::coordinator::{Coordinator, UnderWay};
 use crate::command::Command;
 use crate::limits;
@@ -35,6 +36,9 @@ impl Coordinator {
         if state.offsets().memory_bytes() > self.settings.offsets_bytes_max && is_new(commit, state) {
             return Err(GroupRefusal::CommitTooLarge);
         }
+        if let Some(consumers) = self.consumers.get_mut(&commit.group) {
+            return consumers.may_commit(now, commit);
+        }
         let outsider = commit.generation < 0;
         let Some(group) = self.groups.get_mut(&commit.group) else {
             return match () {
@@ -43,6 +47,8 @@ impl Coordinator {
                 // Java consumer would give up where an unknown member joins again.
                 () if state.offsets().group(&commit.group).is_some() => Err(GroupRefusal::UnknownMember),
                 () if was_given_out(&commit.member.id) => Err(GroupRefusal::UnknownMember),
+                // the same of members that make their own ids
+                () if Epochs::may_have_given(commit.generation) => Err(GroupRefusal::UnknownMember),
                 () if commit.knows_not_found => Err(GroupRefusal::GroupNotFound),
                 () => Err(GroupRefusal::IllegalGeneration),
             };
@@ -63,7 +69,8 @@ impl Coordinator {
     }
 
     /// What the group will read next. A group, topic or partition without a commit is no error.
-    pub(super) fn fetch(&self, asked: &FetchGroup, state: &State) -> FetchedGroup {
+    pub(super) fn fetch(&self, asked: &FetchGroup, state: &State) -> Result<FetchedGroup, GroupRefusal> {
+        self.may_fetch(asked)?;
         let offsets = state.offsets().group(&asked.group);
         let topics = match &asked.topics {
             Some(topics) => topics
@@ -90,7 +97,7 @@ impl Coordinator {
                 .collect()
             }
         };
-        FetchedGroup { topics }
+        Ok(FetchedGroup { topics })
     }
 
     /// Takes single offsets out of a group, except of topics that its members subscribe to.
@@ -102,8 +109,8 @@ impl Coordinator {
         state: &State,
         out: &mut GroupOut,
     ) {
-        let members = self.groups.get(&group);
-        let is_there = members.is_some() || state.offsets().group(&group).is_some();
+        let (members, consumers) = (self.groups.get(&group), self.consumers.get(&group));
+        let is_there = members.is_some() || consumers.is_some() || state.offsets().group(&group).is_some();
         let in_use = members.filter(|group| group.state != GroupState::Empty);
         let refused = match in_use {
             _ if !is_there => Some(GroupRefusal::GroupNotFound),
@@ -116,9 +123,10 @@ impl Coordinator {
         }
         let answers: Vec<Result<(), GroupRefusal>> = topics
             .iter()
-            .map(|(name, ..)| match in_use {
-                Some(members) if members.subscribes(name) => Err(GroupRefusal::SubscribedToTopic),
-                Some(_) | None => Ok(()),
+            .map(|(name, id, _)| {
+                let reads = in_use.is_some_and(|members| members.subscribes(name));
+                let also = consumers.is_some_and(|members| members.subscribes(name, *id));
+                if reads || also { Err(GroupRefusal::SubscribedToTopic) } else { Ok(()) }
             })
             .collect();
         let allowed = topics.iter().zip(&answers).filter(|(_, answer)| answer.is_ok());
@@ -141,7 +149,11 @@ impl Coordinator {
         let before_ms = wall.0.saturating_sub(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX));
         let mut expired = Vec::new();
         for (name, offsets) in state.offsets().groups() {
+            if self.consumers.get(name).is_some_and(|group| !group.members.is_empty()) {
+                continue;
+            }
             let quiet_since = match self.groups.get(name) {
+                None if self.consumers.contains_key(name) => self.consumers[name].empty_since,
                 Some(group) if group.state != GroupState::Empty || !group.pending.is_empty() => continue,
                 Some(group) => group.empty_since,
                 None => self.started,
@@ -156,7 +168,6 @@ impl Coordinator {
     }
 }
 
-/// Whether this has the form of the member ids that brokers give out: a name, and a random UUID.
 /// Would one of these offsets be remembered beside those that are there?
 fn is_new(commit: &Commit, state: &State) -> bool {
     let Some(known) = state.offsets().group(&commit.group) else { return true };
@@ -164,6 +175,7 @@ fn is_new(commit: &Commit, state: &State) -> bool {
     all.any(|(topic, partition)| known.get(topic, partition).is_none())
 }
 
+/// Whether this has the form of the member ids that brokers give out: a name, and a random UUID.
 fn was_given_out(member: &str) -> bool {
     let tail = member.len().checked_sub(36).and_then(|at| member.get(at..));
     tail.is_some_and(|tail| Uuid::try_parse(tail).is_ok())

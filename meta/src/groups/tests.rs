@@ -5,7 +5,7 @@ use crate::command::{Command, Done, PartitionOffset, Refused, TopicOffsets};
 use crate::state::State;
 use bytes::Bytes;
 use camus_engine::shard::api::Ticket;
-use camus_engine::types::{CoreId, Index, Mono, ShardId, WallMs};
+use camus_engine::types::{CoreId, Index, Mono, ShardId, Term, WallMs};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -195,9 +195,13 @@ impl World {
     }
 
     fn committed(&mut self) -> Option<i64> {
-        let groups = vec![FetchGroup { group: "g".to_owned(), topics: Some(vec![(TOPIC, vec![0])]) }];
+        let topics = Some(vec![(TOPIC, vec![0])]);
+        let groups = vec![FetchGroup { group: "g".to_owned(), member: None, epoch: -1, topics }];
         match self.now_answered(GroupAsk::Fetch { groups }) {
-            GroupAnswer::Fetched(fetched) => fetched[0].topics[0].partitions[0].committed.as_ref().map(|c| c.offset),
+            GroupAnswer::Fetched(fetched) => {
+                let fetched = fetched[0].as_ref().expect("it may be fetched");
+                fetched.topics[0].partitions[0].committed.as_ref().map(|c| c.offset)
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -502,7 +506,7 @@ fn when_another_broker_coordinates_whoever_waits_is_told_and_members_are_forgott
     world.coordinator.step_down(&mut world.out);
     world.settle();
     assert_eq!(world.joined(joining), Err(GroupRefusal::NotCoordinator));
-    world.coordinator.take_over(world.now);
+    world.coordinator.take_over(world.now, Term(2));
     for member in [leader, follower] {
         assert_eq!(world.beat(name(&member), generation), Err(GroupRefusal::UnknownMember));
     }

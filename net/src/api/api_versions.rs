@@ -1,8 +1,8 @@
 //! ApiVersions (key 18, versions 0 to 5): what this broker can do.
 //!
 //! The first request of most clients, and the only one that is answered in a version that we do not know: with error 35
-//! in the layout of version 0 and the range of key 18, so that the client can ask again (KIP-511). No feature is named:
-//! none is there yet (group.version and transaction.version come with what they stand for).
+//! in the layout of version 0 and the range of key 18, so that the client can ask again (KIP-511). Of the features
+//! `group.version` is named: groups of KIP-848 are there. transaction.version comes with what it stands for.
 
 use super::table::{API_VERSIONS, APIS, Api, api};
 use super::{Ctx, Outcome, Request};
@@ -10,22 +10,37 @@ use crate::codec::{Malformed, Reader, Writer};
 use crate::errors::Code;
 use kafka_protocol::protocol::StrBytes;
 
+/// A feature of the cluster: its name, the levels that there are, and the one that it is at (KIP-584).
+pub(super) struct Feature {
+    pub name: &'static str,
+    min: i16,
+    max: i16,
+    pub level: i16,
+}
+
+pub(super) const FEATURES: &[Feature] = &[Feature { name: "group.version", min: 0, max: 1, level: 1 }];
+
+/// Clients of before KAFKA-17492 can not read a feature that begins at level 0: it is named from here on.
+const LEVEL_0_FROM: i16 = 4;
+
 pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     let own = api(API_VERSIONS).expect("the table has a row for the function that it called");
     if !own.serves(request.version) {
-        return answer(0, Code::UnsupportedVersion, std::slice::from_ref(own));
+        return answer(0, Code::UnsupportedVersion, std::slice::from_ref(own), None);
     }
     let client = match read(request) {
         Ok(client) => client,
         Err(fault) => return fault.into(),
     };
     let here = (ctx.settings.cluster_id.as_str(), ctx.settings.broker.0);
+    // it grows whenever a feature may be at another level than before
+    let epoch = i64::try_from(ctx.image.version).unwrap_or(i64::MAX);
     match client {
-        Client { is_named: false, .. } => answer(request.version, Code::InvalidRequest, &[]),
+        Client { is_named: false, .. } => answer(request.version, Code::InvalidRequest, &[], None),
         Client { means: Some((cluster, broker)), .. } if (cluster.as_str(), broker) != here => {
-            answer(request.version, Code::RebootstrapRequired, &[])
+            answer(request.version, Code::RebootstrapRequired, &[], None)
         }
-        Client { .. } => answer(request.version, Code::None, APIS),
+        Client { .. } => answer(request.version, Code::None, APIS, Some(epoch)),
     }
 }
 
@@ -61,7 +76,8 @@ fn is_software_name(text: &str) -> bool {
     }
 }
 
-fn answer(version: i16, code: Code, apis: &[Api]) -> Outcome {
+/// `features`: the epoch of the features, where they are named.
+fn answer(version: i16, code: Code, apis: &[Api], features: Option<i64>) -> Outcome {
     let mut w = Writer::new(version >= 3);
     w.i16(code.wire());
     w.array(apis.len());
@@ -74,8 +90,41 @@ fn answer(version: i16, code: Code, apis: &[Api]) -> Outcome {
     if version >= 1 {
         w.i32(0); // throttle_time_ms
     }
-    w.tags();
+    match features.filter(|_| version >= 3) {
+        Some(epoch) => named(&mut w, version, epoch),
+        None => w.tags(),
+    }
     Outcome::Reply(w.done())
+}
+
+/// The tagged fields: features that there are (0), the epoch of those that are in use (1), and these (2).
+fn named(w: &mut Writer, version: i16, epoch: i64) {
+    let readable = |feature: &&Feature| feature.min > 0 || version >= LEVEL_0_FROM;
+    let supported: Vec<&Feature> = FEATURES.iter().filter(readable).collect();
+    w.uvarint(if supported.is_empty() { 2 } else { 3 });
+    if !supported.is_empty() {
+        w.uvarint(0);
+        levels(w, supported.iter().map(|feature| (feature.name, feature.min, feature.max)));
+    }
+    w.uvarint(1);
+    w.uvarint(8);
+    w.i64(epoch);
+    w.uvarint(2);
+    levels(w, FEATURES.iter().map(|feature| (feature.name, feature.level, feature.level)));
+}
+
+/// The bytes of one tagged field, with their length before them: a name and two levels for each feature.
+fn levels(w: &mut Writer, features: impl ExactSizeIterator<Item = (&'static str, i16, i16)> + Clone) {
+    // a short string, two levels, no tagged fields; the count takes one byte as long as there are few
+    let bytes: usize = features.clone().map(|(name, ..)| 1 + name.len() + 2 + 2 + 1).sum();
+    w.uvarint(u32::try_from(1 + bytes).expect("there are few features"));
+    w.array(features.len());
+    for (name, first, second) in features {
+        w.string(name);
+        w.i16(first);
+        w.i16(second);
+        w.tags();
+    }
 }
 
 #[cfg(test)]
@@ -108,7 +157,25 @@ mod tests {
             let named: Vec<_> = got.api_keys.iter().map(|k| (k.api_key, k.min_version, k.max_version)).collect();
             let rows: Vec<_> = APIS.iter().map(|a| (a.key, a.advertised_min, a.max)).collect();
             assert_eq!(named, rows);
-            assert!(got.supported_features.is_empty() && got.finalized_features.is_empty());
+        }
+    }
+
+    /// Lost if it fails: a client that asks for groups of KIP-848 is told that they are not there, or an older one can
+    /// not read the answer at all.
+    #[test]
+    fn the_group_version_is_named_where_clients_can_read_it() {
+        for version in 0..=4 {
+            let got = ApiVersionsResponse::decode(&mut ask(version, "conformance", "1.0"), version).unwrap();
+            let supported: Vec<_> =
+                got.supported_features.iter().map(|f| (f.name.as_str(), f.min_version, f.max_version)).collect();
+            assert_eq!(supported, if version >= 4 { vec![("group.version", 0, 1)] } else { vec![] });
+            let levels: Vec<_> = got
+                .finalized_features
+                .iter()
+                .map(|f| (f.name.as_str(), f.min_version_level, f.max_version_level))
+                .collect();
+            assert_eq!(levels, if version >= 3 { vec![("group.version", 1, 1)] } else { vec![] });
+            assert_eq!(got.finalized_features_epoch, if version >= 3 { 1 } else { -1 });
         }
     }
 

@@ -11,9 +11,6 @@ use kafka_protocol::messages::describe_groups_response::{
     DescribeGroupsResponse, DescribedGroup, DescribedGroupMember,
 };
 
-/// READ, DELETE and DESCRIBE: what a group can be operated with. Source: KIP-430.
-const GROUP_OPERATIONS: i32 = 328;
-
 fn read(request: &Request) -> Result<(Vec<String>, bool), Malformed> {
     let mut r = Reader::new(&request.body, request.version >= 5);
     let groups = r.array(1, groups::text)?;
@@ -29,7 +26,7 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
         Err(fault) => return fault.into(),
     };
     let version = request.version;
-    let operations = if operations { GROUP_OPERATIONS } else { OPERATIONS_OMITTED };
+    let operations = if operations { groups::GROUP_OPERATIONS } else { OPERATIONS_OMITTED };
     Outcome::Group(
         GroupAsk::Describe { groups: names.clone() },
         Box::new(move |_, answer| {

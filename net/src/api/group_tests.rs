@@ -3,11 +3,12 @@
 
 use super::messages::testing::{Handler, World, encoded, survives_damage};
 use super::{
-    delete_groups, describe_groups, heartbeat, join_group, leave_group, list_groups, offset_commit, offset_delete,
-    offset_fetch, sync_group,
+    consumer_group_describe, consumer_group_heartbeat, delete_groups, describe_groups, heartbeat, join_group,
+    leave_group, list_groups, offset_commit, offset_delete, offset_fetch, sync_group,
 };
 use crate::codec::Reader;
 use bytes::Bytes;
+use kafka_protocol::messages::consumer_group_heartbeat_request::TopicPartitions;
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::leave_group_request::MemberIdentity;
 use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
@@ -17,12 +18,15 @@ use kafka_protocol::messages::offset_fetch_request::{
 };
 use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
 use kafka_protocol::messages::{
-    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse, GroupId,
-    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse,
-    ListGroupsRequest, ListGroupsResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetDeleteRequest,
-    OffsetDeleteResponse, OffsetFetchRequest, OffsetFetchResponse, SyncGroupRequest, SyncGroupResponse, TopicName,
+    ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse, DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest,
+    DescribeGroupsResponse, GroupId, HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse,
+    LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse, OffsetCommitRequest,
+    OffsetCommitResponse, OffsetDeleteRequest, OffsetDeleteResponse, OffsetFetchRequest, OffsetFetchResponse,
+    SyncGroupRequest, SyncGroupResponse, TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
 
 fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
@@ -361,6 +365,13 @@ fn a_broker_that_coordinates_no_groups_says_so_in_every_version() {
         let answer: JoinGroupResponse = world.call(join_group::handle, version, &join_request(version, "m", None));
         assert_eq!(answer.error_code, 16);
     }
+    for version in 0..=1 {
+        let answer = beat(&mut world, version, &beat_request(version, "m", 0));
+        assert_eq!(answer.error_code, 16);
+        let answer: ConsumerGroupDescribeResponse =
+            world.call(consumer_group_describe::handle, version, &describe_request(&["g"]));
+        assert_eq!((answer.groups[0].error_code, answer.groups[0].group_id.as_str()), (16, "g"));
+    }
     // clients ask every broker and put the lists together
     let answer: ListGroupsResponse = world.call(list_groups::handle, 5, &ListGroupsRequest::default());
     assert_eq!((answer.error_code, answer.groups.len()), (0, 0));
@@ -438,10 +449,163 @@ fn the_newest_delete_groups_says_why() {
     assert_eq!((r.tags(), r.left()), (Ok(()), 0));
 }
 
+/// A first heartbeat of a consumer of topic `t`.
+fn beat_request(version: i16, member: &str, epoch: i32) -> ConsumerGroupHeartbeatRequest {
+    let request = ConsumerGroupHeartbeatRequest::default()
+        .with_group_id(group("g"))
+        .with_member_id(text(member))
+        .with_member_epoch(epoch)
+        .with_rebalance_timeout_ms(20_000)
+        .with_subscribed_topic_names(Some(vec![topic("t")]))
+        .with_topic_partitions(Some(Vec::new()));
+    if version >= 1 { request.with_subscribed_topic_regex(Some(text("com.*"))) } else { request }
+}
+
+fn beat(world: &mut World, version: i16, request: &ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse {
+    world.call(consumer_group_heartbeat::handle, version, request)
+}
+
+fn describe_request(names: &[&str]) -> ConsumerGroupDescribeRequest {
+    ConsumerGroupDescribeRequest::default()
+        .with_group_ids(names.iter().map(|name| group(name)).collect())
+        .with_include_authorized_operations(true)
+}
+
+/// Lost if it fails: a consumer of the newer protocol can not join, or takes another's partitions for its own.
+#[test]
+fn both_versions_join_beat_and_leave_a_group_of_kip_848() {
+    for version in 0..=1 {
+        let mut world = World::with_state();
+        let joined = beat(&mut world, version, &beat_request(version, if version == 0 { "" } else { "m" }, 0));
+        assert_eq!((joined.error_code, joined.error_message.clone(), joined.heartbeat_interval_ms), (0, None, 5000));
+        let member = joined.member_id.expect("it is told who it is");
+        assert!(joined.member_epoch > 0 && !member.is_empty() && (version == 0 || member == text("m")));
+        let told: Vec<_> = joined.assignment.expect("it joins").topic_partitions;
+        let told: Vec<_> = told.into_iter().map(|t| (t.topic_id, t.partitions)).collect();
+        let (t, compact) = (Uuid::from_u128(0xa1), Uuid::from_u128(0xa2));
+        let mut expected = vec![(t, vec![0, 1])];
+        if version >= 1 {
+            expected.push((compact, vec![0]));
+        }
+        assert_eq!(told, expected, "v{version}: the pattern means a topic besides");
+        let owned = expected
+            .iter()
+            .map(|(topic, numbers)| TopicPartitions::default().with_topic_id(*topic).with_partitions(numbers.clone()));
+        let quiet = ConsumerGroupHeartbeatRequest::default()
+            .with_group_id(group("g"))
+            .with_member_id(member.clone())
+            .with_member_epoch(joined.member_epoch)
+            .with_subscribed_topic_names(None)
+            .with_topic_partitions(Some(owned.collect()));
+        let again = beat(&mut world, version, &quiet);
+        assert_eq!((again.error_code, again.member_epoch, again.assignment), (0, joined.member_epoch, None));
+        for (epoch, id, code) in [(joined.member_epoch + 1, member.as_str(), 110), (joined.member_epoch, "x", 25)] {
+            let wrong = quiet.clone().with_member_epoch(epoch).with_member_id(text(id));
+            let answer = beat(&mut world, version, &wrong);
+            assert_eq!((answer.error_code, answer.member_id), (code, None));
+            assert!(answer.error_message.is_some());
+        }
+        let left = beat(&mut world, version, &quiet.clone().with_member_epoch(-1));
+        assert_eq!((left.error_code, left.member_epoch), (0, -1));
+    }
+}
+
+/// Lost if it fails: a client takes a fault of its own for one of the broker's, and tries for ever.
+#[test]
+fn each_fault_of_a_heartbeat_of_kip_848_has_kafkas_code() {
+    for version in 0..=1 {
+        let good = beat_request(version, "m", 0);
+        let code =
+            |request: ConsumerGroupHeartbeatRequest| beat(&mut World::with_state(), version, &request).error_code;
+        assert_eq!(code(good.clone().with_rebalance_timeout_ms(-1)), 42);
+        assert_eq!(code(good.clone().with_topic_partitions(None)), 42);
+        assert_eq!(code(good.clone().with_group_id(group(""))), 42);
+        assert_eq!(code(good.clone().with_instance_id(Some(text("")))), 42);
+        assert_eq!(code(good.clone().with_rack_id(Some(text("")))), 42);
+        assert_eq!(code(good.clone().with_member_epoch(-3)), 42);
+        assert_eq!(code(good.clone().with_server_assignor(Some(text("best")))), 112);
+        assert_eq!(code(good.clone().with_member_epoch(5)), 25);
+        if version >= 1 {
+            assert_eq!(code(good.clone().with_member_id(text(""))), 42);
+            assert_eq!(code(good.with_subscribed_topic_regex(Some(text("a**")))), 128);
+        }
+    }
+}
+
+/// Lost if it fails: an operator sees neither who is in a group nor what each reads, or takes one kind of group for the
+/// other.
+#[test]
+fn both_versions_describe_groups_of_kip_848_and_no_others() {
+    for version in 0..=1 {
+        let mut world = World::with_state();
+        let joined = beat(&mut world, 0, &beat_request(0, "m", 0).with_instance_id(Some(text("i"))));
+        let answer: ConsumerGroupDescribeResponse =
+            world.call(consumer_group_describe::handle, version, &describe_request(&["g", "nope"]));
+        let [known, unknown] = &answer.groups[..] else { panic!("{answer:?}") };
+        let said = (known.error_code, known.group_state.as_str(), known.assignor_name.as_str());
+        assert_eq!(said, (0, "Stable", "uniform"));
+        assert_eq!((known.group_epoch, known.assignment_epoch), (joined.member_epoch, joined.member_epoch));
+        assert_eq!(known.authorized_operations, 328);
+        let [member] = &known.members[..] else { panic!("{known:?}") };
+        assert_eq!((member.member_id.as_str(), member.instance_id.clone()), ("m", Some(text("i"))));
+        assert_eq!((member.client_id.as_str(), member.client_host.as_str()), ("tester", "/192.0.2.7"));
+        assert_eq!((&member.subscribed_topic_names[..], member.member_epoch), (&[topic("t")][..], joined.member_epoch));
+        for has in [&member.assignment, &member.target_assignment] {
+            let [has] = &has.topic_partitions[..] else { panic!("{has:?}") };
+            assert_eq!((has.topic_name.as_str(), has.topic_id), ("t", Uuid::from_u128(0xa1)));
+            assert_eq!(has.partitions, [0, 1]);
+        }
+        assert_eq!(member.member_type, if version >= 1 { 1 } else { -1 });
+        assert_eq!((unknown.error_code, unknown.group_id.as_str()), (69, "nope"));
+        assert!(unknown.error_message.is_some());
+        let classic: DescribeGroupsResponse =
+            world.call(describe_groups::handle, 6, &DescribeGroupsRequest::default().with_groups(vec![group("g")]));
+        assert_eq!((classic.groups[0].error_code, classic.groups[0].group_state.as_str()), (69, "Dead"));
+        let listed: ListGroupsResponse = world.call(list_groups::handle, 5, &ListGroupsRequest::default());
+        let [listed] = &listed.groups[..] else { panic!("{listed:?}") };
+        let said = (listed.group_type.as_str(), listed.group_state.as_str(), listed.protocol_type.as_str());
+        assert_eq!(said, ("consumer", "Stable", "consumer"));
+    }
+    let mut world = World::with_state();
+    stable(&mut world);
+    let answer: ConsumerGroupDescribeResponse =
+        world.call(consumer_group_describe::handle, 1, &describe_request(&["g"]));
+    assert_eq!(answer.groups[0].error_code, 69);
+}
+
+/// Lost if it fails: a member that was replaced moves, or reads, the offsets of partitions that are another's.
+#[test]
+fn members_of_kip_848_commit_and_fetch_in_their_epoch() {
+    let mut world = World::with_state();
+    let joined = beat(&mut world, 1, &beat_request(1, "m", 0));
+    assert_eq!(commit(&mut world, 9, "m", joined.member_epoch, &[(0, 4, "")]), [0, 3]);
+    assert_eq!(commit(&mut world, 9, "m", joined.member_epoch + 1, &[(0, 5, "")]), [113, 113]);
+    assert_eq!(commit(&mut world, 9, "x", joined.member_epoch, &[(0, 5, "")]), [25, 25]);
+    assert_eq!(commit(&mut world, 8, "m", joined.member_epoch, &[(0, 5, "")]), [35, 35]);
+    let epoch = joined.member_epoch;
+    let asks = [(Some("m"), epoch, 0), (None, -1, 0), (Some("m"), epoch + 1, 113), (Some("x"), epoch, 25)];
+    for (member, epoch, code) in asks {
+        let one = OffsetFetchRequestTopics::default().with_name(topic("t")).with_partition_indexes(vec![0]);
+        let of = OffsetFetchRequestGroup::default()
+            .with_group_id(group("g"))
+            .with_member_id(member.map(text))
+            .with_member_epoch(epoch)
+            .with_topics(Some(vec![one]));
+        let request = OffsetFetchRequest::default().with_groups(vec![of]);
+        let answer: OffsetFetchResponse = world.call(offset_fetch::handle, 9, &request);
+        let offsets = answer.groups[0].topics.iter().flat_map(|t| &t.partitions).map(|p| p.committed_offset);
+        let offsets: Vec<i64> = offsets.collect();
+        assert_eq!(answer.groups[0].error_code, code);
+        assert_eq!(offsets, if code == 0 { vec![4] } else { vec![] });
+    }
+}
+
 #[test]
 fn no_bytes_end_in_a_panic() {
     let asked: &[(&str, &[i32])] = &[("t", &[0, 1])];
-    let requests: [(Handler, i16, i16, &dyn Fn(i16) -> Bytes); 10] = [
+    let requests: [(Handler, i16, i16, &dyn Fn(i16) -> Bytes); 12] = [
+        (consumer_group_heartbeat::handle, 0, 1, &|v| encoded(&beat_request(v, "m", 0), v)),
+        (consumer_group_describe::handle, 0, 1, &|v| encoded(&describe_request(&["g", "h"]), v)),
         (join_group::handle, 0, 9, &|v| encoded(&join_request(v, "", None), v)),
         (sync_group::handle, 0, 5, &|v| encoded(&SyncGroupRequest::default().with_group_id(group("g")), v)),
         (heartbeat::handle, 0, 4, &|v| encoded(&HeartbeatRequest::default().with_group_id(group("g")), v)),

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use camus_meta::groups::{GroupRefusal, MemberName};
 use kafka_protocol::protocol::StrBytes;
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Characters of a client's id that its member id repeats.
 const CLIENT_ID_CHARS_MAX: usize = 100;
@@ -34,6 +35,20 @@ pub fn member(r: &mut Reader<'_>, with_instance: bool) -> Result<MemberName, Mal
 /// A time in ms; below 0 is none.
 pub fn timeout(ms: i32) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// READ, DELETE and DESCRIBE: what a group can be operated with. Source: KIP-430.
+pub const GROUP_OPERATIONS: i32 = 328;
+
+/// Partitions by topic. A number below 0 is no partition.
+pub fn partitions(r: &mut Reader<'_>) -> Result<(Uuid, Vec<u32>), Malformed> {
+    let (topic, numbers) = (r.uuid()?, r.array(4, Reader::i32)?);
+    Ok((topic, numbers.into_iter().filter_map(|number| u32::try_from(number).ok()).collect()))
+}
+
+/// As the wire says them: no topic has 2^31 partitions.
+pub fn numbers(partitions: Vec<u32>) -> Vec<i32> {
+    partitions.into_iter().map(|number| number as i32).collect()
 }
 
 /// A member id that nobody has: who the member is, for people, and a random part.

@@ -8,9 +8,6 @@ use kafka_protocol::messages::GroupId;
 use kafka_protocol::messages::list_groups_response::{ListGroupsResponse, ListedGroup};
 use kafka_protocol::protocol::StrBytes;
 
-/// The only type of group that there is.
-const CLASSIC: &str = "classic";
-
 /// Names in any case; nothing means all.
 #[derive(Default)]
 struct Filters {
@@ -48,13 +45,13 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
 }
 
 fn reply(version: i16, filters: &Filters, listed: Vec<Listed>) -> Outcome {
-    let wanted = |group: &Listed| passes(&filters.states, group.state.name()) && passes(&filters.types, CLASSIC);
+    let wanted = |group: &Listed| passes(&filters.states, group.state) && passes(&filters.types, group.kind.name());
     let groups = listed.into_iter().filter(wanted).map(|group| {
         let listed = ListedGroup::default()
             .with_group_id(GroupId(said(group.group)))
             .with_protocol_type(said(group.protocol_type));
-        let listed = if version >= 4 { listed.with_group_state(said(group.state.name())) } else { listed };
-        if version >= 5 { listed.with_group_type(said(CLASSIC)) } else { listed }
+        let listed = if version >= 4 { listed.with_group_state(said(group.state)) } else { listed };
+        if version >= 5 { listed.with_group_type(said(group.kind.name())) } else { listed }
     });
     respond(&ListGroupsResponse::default().with_groups(groups.collect()), version)
 }

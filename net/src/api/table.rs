@@ -6,12 +6,13 @@
 
 use super::{
     Ctx, Outcome, Request, alter_client_quotas, alter_configs, alter_partition_reassignments, api_versions,
-    create_acls, create_partitions, create_topics, delete_acls, delete_groups, delete_records, delete_topics,
-    describe_acls, describe_client_quotas, describe_cluster, describe_configs, describe_groups, describe_log_dirs,
-    describe_producers, describe_quorum, describe_topic_partitions, describe_user_scram_credentials, elect_leaders,
-    fetch, find_coordinator, heartbeat, incremental_alter_configs, init_producer_id, join_group, leave_group,
-    list_config_resources, list_groups, list_offsets, list_partition_reassignments, metadata, offset_commit,
-    offset_delete, offset_fetch, offset_for_leader_epoch, produce, sync_group, update_features,
+    consumer_group_describe, consumer_group_heartbeat, create_acls, create_partitions, create_topics, delete_acls,
+    delete_groups, delete_records, delete_topics, describe_acls, describe_client_quotas, describe_cluster,
+    describe_configs, describe_groups, describe_log_dirs, describe_producers, describe_quorum,
+    describe_topic_partitions, describe_user_scram_credentials, elect_leaders, fetch, find_coordinator, heartbeat,
+    incremental_alter_configs, init_producer_id, join_group, leave_group, list_config_resources, list_groups,
+    list_offsets, list_partition_reassignments, metadata, offset_commit, offset_delete, offset_fetch,
+    offset_for_leader_epoch, produce, sync_group, update_features,
 };
 
 /// One API.
@@ -89,6 +90,8 @@ pub static APIS: &[Api] = &[
     row(57, "UpdateFeatures", (0, 2), 0, update_features::handle),
     row(60, "DescribeCluster", (0, 2), 0, describe_cluster::handle),
     row(61, "DescribeProducers", (0, 0), 0, describe_producers::handle),
+    row(68, "ConsumerGroupHeartbeat", (0, 1), 0, consumer_group_heartbeat::handle),
+    row(69, "ConsumerGroupDescribe", (0, 1), 0, consumer_group_describe::handle),
     row(74, "ListConfigResources", (0, 1), 0, list_config_resources::handle),
     row(75, "DescribeTopicPartitions", (0, 0), 0, describe_topic_partitions::handle),
 ];

@@ -28,7 +28,7 @@ const NOTES: &[(i16, Option<i16>, &str)] = &[
     (49, None, "one that is set is refused with UNSUPPORTED_VERSION"),
     (50, None, "nobody has a password"),
     (55, None, "the meta shard, as `__cluster_metadata`; only its leader knows how far the others are"),
-    (57, None, "there is no feature yet: INVALID_UPDATE_VERSION"),
+    (57, None, "a feature stays at its level: another is INVALID_UPDATE_VERSION"),
     (61, None, "who is remembered for retries"),
     (74, None, "topics and brokers"),
 ];

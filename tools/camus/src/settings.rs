@@ -8,7 +8,7 @@ use crate::errors::{self, UserError};
 use crate::memory::{self, Budgets};
 use camus_engine::io::DurableMethod;
 use camus_engine::limits;
-use camus_meta::groups::GroupSettings;
+use camus_meta::groups::{GroupSettings, Migration};
 use camus_meta::limits as group_limits;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -125,6 +125,27 @@ settings! {
     "group.max.size", Kind::Int { min: 1, max: group_limits::GROUP_MEMBERS_MAX as i64 },
         "10000", "members", Effect::Works,
         "Members of one group. One more is refused.";
+    "group.consumer.session.timeout.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "45000", "ms", Effect::Works,
+        "How long a member of a group of KIP-848 may be silent before it is taken out.";
+    "group.consumer.min.session.timeout.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "45000", "ms", Effect::Works,
+        "The shortest group.consumer.session.timeout.ms.";
+    "group.consumer.max.session.timeout.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "60000", "ms", Effect::Works,
+        "The longest group.consumer.session.timeout.ms.";
+    "group.consumer.heartbeat.interval.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "5000", "ms", Effect::Works,
+        "How often a member of a group of KIP-848 is told to be heard. After a restart of the broker a group that has \
+         committed is given no partitions for as long, so that members of before have stopped reading.";
+    "group.consumer.min.heartbeat.interval.ms", Kind::Int { min: 1, max: i32::MAX as i64 }, "5000", "ms", Effect::Works,
+        "The shortest group.consumer.heartbeat.interval.ms.";
+    "group.consumer.max.heartbeat.interval.ms", Kind::Int { min: 1, max: i32::MAX as i64 },
+        "15000", "ms", Effect::Works,
+        "The longest group.consumer.heartbeat.interval.ms.";
+    "group.consumer.max.size", Kind::Int { min: 1, max: group_limits::GROUP_MEMBERS_MAX as i64 },
+        "10000", "members", Effect::Works,
+        "Members of one group of KIP-848. One more is refused.";
+    "group.consumer.migration.policy", Kind::Choice(&["disabled", "upgrade", "downgrade", "bidirectional"]),
+        "bidirectional", "", Effect::Works,
+        "Which groups change their protocol while they have members. upgrade: a classic group of consumers when the \
+         first member of KIP-848 joins. downgrade: the other way round when the last one leaves.";
     "offset.metadata.max.bytes", Kind::Bytes { min: 0, max: 32_767 }, "4096", "bytes", Effect::Works,
         "What a client may store beside a committed offset.";
     "offsets.retention.minutes", Kind::Int { min: 1, max: i32::MAX as i64 }, "10080", "minutes", Effect::Works,
@@ -407,6 +428,48 @@ struct Given {
     default: bool,
 }
 
+/// Whether the times of groups of KIP-848 are within their own bounds.
+fn check_consumer_times(given: &BTreeMap<&'static str, Given>) -> Result<(), UserError> {
+    const TIMES: [(&str, &str, &str, &str); 2] = [
+        (
+            "group.consumer.session.timeout.ms",
+            "group.consumer.min.session.timeout.ms",
+            "group.consumer.max.session.timeout.ms",
+            "camus settings group.consumer.session.timeout.ms",
+        ),
+        (
+            "group.consumer.heartbeat.interval.ms",
+            "group.consumer.min.heartbeat.interval.ms",
+            "group.consumer.max.heartbeat.interval.ms",
+            "camus settings group.consumer.heartbeat.interval.ms",
+        ),
+    ];
+    let ms = |name: &str| given[name].value.parse::<i64>().expect("it was checked");
+    for (name, least, most, run) in TIMES {
+        if !(ms(least)..=ms(most)).contains(&ms(name)) {
+            let places = [name, least, most].map(|name| &given[name]);
+            let place = places.iter().find(|given| !given.default).map_or(&places[0].place, |given| &given.place);
+            return Err(errors::contradiction(
+                &format!("{name} is {} ms, and its bounds are {} to {} ms", ms(name), ms(least), ms(most)),
+                place,
+                "members would be told what the broker does not allow",
+                run,
+            ));
+        }
+    }
+    let (session, interval) = ("group.consumer.session.timeout.ms", "group.consumer.heartbeat.interval.ms");
+    if ms(session) <= ms(interval) {
+        let place = if given[interval].default { &given[session].place } else { &given[interval].place };
+        return Err(errors::contradiction(
+            &format!("members are to be heard every {} ms, and are taken out after {} ms", ms(interval), ms(session)),
+            place,
+            "no member would stay in its group",
+            "camus settings group.consumer.session.timeout.ms",
+        ));
+    }
+    Ok(())
+}
+
 impl Settings {
     /// Reads all sources; refuses what is unknown, of the wrong type, out of range, or contradictory.
     pub fn resolve(sources: &Sources) -> Result<Settings, UserError> {
@@ -484,6 +547,15 @@ impl Settings {
                 session_timeout_max: ms("group.max.session.timeout.ms"),
                 initial_delay: ms("group.initial.rebalance.delay.ms"),
                 members_max: int("group.max.size") as usize,
+                consumer_session_timeout: ms("group.consumer.session.timeout.ms"),
+                consumer_heartbeat_interval: ms("group.consumer.heartbeat.interval.ms"),
+                consumer_members_max: int("group.consumer.max.size") as usize,
+                migration: match text("group.consumer.migration.policy").as_str() {
+                    "disabled" => Migration::Disabled,
+                    "upgrade" => Migration::Upgrade,
+                    "downgrade" => Migration::Downgrade,
+                    _ => Migration::Bidirectional,
+                },
                 retention: Duration::from_secs(60 * int("offsets.retention.minutes") as u64),
                 // what they may take of memory is known when the cores are
                 ..GroupSettings::default()
@@ -529,6 +601,7 @@ impl Settings {
                 "camus settings group.min.session.timeout.ms",
             ));
         }
+        check_consumer_times(given)?;
         Ok(settings)
     }
 
