@@ -30,10 +30,12 @@ pub enum Bug {
     StaleRecycledBuffer,
     DropGroupOffsetsAtSnapshot,
     CoordinateUnproven,
+    GiveBeforeGivenUp,
+    CommitInAnyEpoch,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 20] = [
+    pub const ALL: [Bug; 22] = [
         Bug::AcknowledgeBeforeFlush,
         Bug::FlushWrongRange,
         Bug::FlushCoversNeighbours,
@@ -54,6 +56,8 @@ impl Bug {
         Bug::StaleRecycledBuffer,
         Bug::DropGroupOffsetsAtSnapshot,
         Bug::CoordinateUnproven,
+        Bug::GiveBeforeGivenUp,
+        Bug::CommitInAnyEpoch,
     ];
 
     pub fn name(self) -> &'static str {
@@ -126,6 +130,13 @@ impl Bug {
                 "coordinate-unproven",
                 "a coordinator that may have been replaced answers what is committed from memory",
             ),
+            Bug::GiveBeforeGivenUp => (
+                "give-before-given-up",
+                "a partition is free for its next owner when the one before is told to give it up, not when it has",
+            ),
+            Bug::CommitInAnyEpoch => {
+                ("commit-in-any-epoch", "a member of a group of KIP-848 commits, whatever epoch it says that it is in")
+            }
         }
     }
 }

@@ -37,6 +37,12 @@ pub enum Anomaly {
     CommittedOffsetBack { group: String, partition: Partition, at_ns: u64, before: i64, after: i64 },
     /// A group was given an offset that nobody committed.
     CommittedOffsetInvented { group: String, partition: Partition, at_ns: u64, offset: i64 },
+    /// Two members of a group had a partition: in one generation of the classic protocol, or at one moment where the
+    /// broker assigns. `generation`: of whoever came later.
+    OwnedTwice { group: String, partition: Partition, generation: i32, members: (String, String), at_ns: u64 },
+    /// A commit was acknowledged that was sent in a generation which was over for its member: it had been told that it
+    /// is out, or had been given another one.
+    FencedCommit { group: String, partition: Partition, member: String, generation: i32, at_ns: u64, offset: i64 },
     /// A client was told that an epoch ends before what it has read of it, or behind what a later one has written: it
     /// would read again what it has, or not see that its log was cut. `known`: that offset.
     EpochEnd { partition: Partition, epoch: i32, at_ns: u64, known: i64, end: i64 },
@@ -60,6 +66,8 @@ impl Anomaly {
             Anomaly::LogStartBack { .. } => "log-start-back",
             Anomaly::CommittedOffsetBack { .. } => "committed-offset-back",
             Anomaly::CommittedOffsetInvented { .. } => "committed-offset-invented",
+            Anomaly::OwnedTwice { .. } => "owned-twice",
+            Anomaly::FencedCommit { .. } => "fenced-commit",
             Anomaly::EpochEnd { .. } => "epoch-end",
         }
     }
@@ -117,6 +125,14 @@ impl fmt::Display for Anomaly {
             }
             Anomaly::CommittedOffsetInvented { group, partition, at_ns, offset } => {
                 write!(f, "{partition}: group {group} is given offset {offset}, never committed (at {at_ns} ns)")
+            }
+            Anomaly::OwnedTwice { group, partition, generation, members: (first, second), at_ns } => {
+                write!(f, "{partition}: members {first} and {second} of group {group} both have it, ")?;
+                write!(f, "in generation {generation} (at {at_ns} ns)")
+            }
+            Anomaly::FencedCommit { group, partition, member, generation, at_ns, offset } => {
+                write!(f, "{partition}: member {member} of group {group} committed offset {offset} ")?;
+                write!(f, "in generation {generation}, which was over for it (at {at_ns} ns)")
             }
             Anomaly::EpochEnd { partition, epoch, at_ns, known, end } => {
                 let beside = if end < known { "it was read up to" } else { "a later one begins at" };

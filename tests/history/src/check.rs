@@ -10,6 +10,7 @@
 
 use crate::anomaly::{Anomaly, Found};
 use crate::epochs;
+use crate::groups;
 use crate::history::{Event, Final, Op, Outcome, Partition, Produce, ProduceOutcome, Read};
 use crate::marks;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,7 @@ pub fn check(history: &[Event]) -> Vec<Anomaly> {
     }
     marks::check_watermarks(history, &mut found);
     marks::check_committed_offsets(history, &mut found);
+    groups::check_groups(history, &mut found);
     epochs::check_epoch_ends(history, &mut found);
     found.0
 }
@@ -131,6 +133,7 @@ fn logs(history: &[Event]) -> BTreeMap<&Partition, Log<'_>> {
             Op::Final(last) => logs.entry(&last.partition).or_default().last = Some(last),
             Op::Trim(_) | Op::ListOffset(_) | Op::CommitOffset(_) | Op::FetchOffset(_) => {}
             Op::EpochStart(_) | Op::EpochEnd(_) => {}
+            Op::Assigned(_) | Op::Stays(_) | Op::Revoked(_) | Op::Lost(_) => {}
         }
     }
     logs

@@ -45,6 +45,7 @@ fn epochs(history: &[Event]) -> BTreeMap<&Partition, Epochs<'_>> {
             }
             Op::Trim(_) | Op::Produce(_) | Op::Read(_) | Op::ListOffset(_) | Op::CommitOffset(_) => {}
             Op::FetchOffset(_) | Op::Final(_) => {}
+            Op::Assigned(_) | Op::Stays(_) | Op::Revoked(_) | Op::Lost(_) => {}
         }
     }
     all

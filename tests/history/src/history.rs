@@ -11,7 +11,12 @@
 //! {...,"op":"read","partition":...,"from_offset":0,"records":[[0,7],[1,8]],"high_watermark":2,"log_start":0}
 //! {...,"op":"list-offset","partition":...,"which":"latest","offset":2}
 //! {...,"op":"commit-offset","group":"g","partition":...,"offset":2,"outcome":"acked"}
+//! {...,"op":"commit-offset",...,"by":{"member":"m","generation":3}}
 //! {...,"op":"fetch-offset","group":"g","partition":...,"offset":2}
+//! {...,"op":"assigned","group":"g","member":"m","generation":3,"assignor":{"leader":"m"},"partitions":[...]}
+//! {...,"op":"stays","group":"g","member":"m","generation":3}
+//! {...,"op":"revoked","group":"g","member":"m","partitions":[...]}
+//! {...,"op":"lost","group":"g","member":"m","generation":3,"fenced":true}
 //! {...,"op":"trim","partition":...,"offset":1,"outcome":"acked"}
 //! {...,"op":"epoch-start","partition":...,"epoch":3,"offset":1}
 //! {...,"op":"epoch-end","partition":...,"epoch":3,"known_to":2,"end":2}
@@ -21,6 +26,10 @@
 //! An outcome of `produce` is `{"acked":{"base_offset":N}}`, `"info"` or `"failed"`; of the others `"acked"`, `"info"`
 //! or `"failed"`. `info` means that nobody knows (a time-out, a lost connection): it may take effect later, or never.
 //! `failed` means that it must never be seen. A retry that the client's library makes by itself is no event.
+//!
+//! Who commits is said by `by`, and need not be. What happens to members of groups is said by members themselves: an
+//! `assigned` ends when the member has taken what it was given, a `revoked` and a `lost` when it has stopped reading,
+//! before it tells anybody. A history without such events is not judged by them.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -62,6 +71,10 @@ pub enum Op {
     ListOffset(ListOffset),
     CommitOffset(CommitOffset),
     FetchOffset(FetchOffset),
+    Assigned(Assigned),
+    Stays(Stays),
+    Revoked(Revoked),
+    Lost(Lost),
     Trim(Trim),
     EpochStart(EpochStart),
     EpochEnd(EpochEnd),
@@ -133,6 +146,16 @@ pub struct CommitOffset {
     pub partition: Partition,
     pub offset: i64,
     pub outcome: Outcome,
+    /// As which member. `None`: as nobody's, or it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<By>,
+}
+
+/// A member of a group, in a generation of the classic protocol or an epoch of KIP-848.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct By {
+    pub member: String,
+    pub generation: i32,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -141,6 +164,53 @@ pub struct FetchOffset {
     pub partition: Partition,
     /// -1: nothing was committed.
     pub offset: i64,
+}
+
+/// Who divides the partitions of a group. Only what comes from the same one is compared.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Assignor {
+    /// The member that leads the generation: the classic protocol. A coordinator that has forgotten its groups begins
+    /// their generations anew, with leaders that nobody had before.
+    Leader(String),
+    /// The broker (KIP-848), in one life as the coordinator: who is a member of it at one moment is known to it.
+    Coordinator(String),
+}
+
+/// From now on a member is in this generation or epoch, and has these partitions and no others.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Assigned {
+    pub group: String,
+    pub member: String,
+    pub generation: i32,
+    pub assignor: Assignor,
+    pub partitions: Vec<Partition>,
+}
+
+/// A member asked something and was answered as one: a heartbeat. It had then what it had when it asked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stays {
+    pub group: String,
+    pub member: String,
+    pub generation: i32,
+}
+
+/// A member has stopped reading these partitions, because it is to give them up.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Revoked {
+    pub group: String,
+    pub member: String,
+    pub partitions: Vec<Partition>,
+}
+
+/// A member has stopped reading all that it had, in this generation or epoch.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lost {
+    pub group: String,
+    pub member: String,
+    pub generation: i32,
+    /// It was told that it is out: nothing that it commits in this generation counts any more. Else it left by itself.
+    pub fenced: bool,
 }
 
 /// DeleteRecords: what lies below `offset` may go.

@@ -4,12 +4,13 @@
 //! knows a broker, a clock or chance.
 //!
 //! Files: `history.rs` the events and their format; `check.rs` the judgement on logs; `marks.rs` the judgement on what
-//! must not go back; `epochs.rs` the judgement on where leader epochs end; `anomaly.rs` what can be wrong, with its
-//! name and its text.
+//! must not go back; `groups.rs` the judgement on who has a partition of a group, and who commits; `epochs.rs` the
+//! judgement on where leader epochs end; `anomaly.rs` what can be wrong, with its name and its text.
 
 mod anomaly;
 mod check;
 mod epochs;
+mod groups;
 pub mod history;
 mod marks;
 

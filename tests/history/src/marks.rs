@@ -67,6 +67,7 @@ fn marks(history: &[Event]) -> BTreeMap<(&Partition, u32), Marks> {
             }
             Op::Produce(_) | Op::CommitOffset(_) | Op::FetchOffset(_) | Op::Trim(_) | Op::Final(_) => {}
             Op::EpochStart(_) | Op::EpochEnd(_) => {}
+            Op::Assigned(_) | Op::Stays(_) | Op::Revoked(_) | Op::Lost(_) => {}
         }
     }
     for (at, event) in history.iter().enumerate() {
@@ -158,6 +159,7 @@ fn committed(history: &[Event]) -> BTreeMap<(&str, &Partition), Committed> {
             }
             Op::CommitOffset(_) | Op::Produce(_) | Op::Read(_) | Op::ListOffset(_) | Op::Trim(_) | Op::Final(_) => {}
             Op::EpochStart(_) | Op::EpochEnd(_) => {}
+            Op::Assigned(_) | Op::Stays(_) | Op::Revoked(_) | Op::Lost(_) => {}
         }
     }
     all

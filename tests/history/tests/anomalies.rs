@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use camus_history::history::{
-    CommitOffset, EpochEnd, EpochStart, FetchOffset, Final, ListOffset, Outcome, Produce, ProduceOutcome, Read, Trim,
-    Which, from_lines, to_lines,
+    Assigned, Assignor, By, CommitOffset, EpochEnd, EpochStart, FetchOffset, Final, ListOffset, Lost, Outcome, Produce,
+    ProduceOutcome, Read, Revoked, Stays, Trim, Which, from_lines, to_lines,
 };
 use camus_history::{ANOMALIES_MAX, Anomaly, Event, Op, Partition, check};
 
@@ -55,7 +55,39 @@ impl Story {
 
     fn commit(self, offset: i64, outcome: Outcome) -> Story {
         let group = GROUP.to_owned();
-        self.event(30, Op::CommitOffset(CommitOffset { group, partition: p(), offset, outcome }))
+        self.event(30, Op::CommitOffset(CommitOffset { group, partition: p(), offset, outcome, by: None }))
+    }
+
+    /// As a member of the group.
+    fn commit_as(self, member: &str, generation: i32, offset: i64, outcome: Outcome) -> Story {
+        let (group, by) = (GROUP.to_owned(), Some(By { member: member.to_owned(), generation }));
+        self.event(30, Op::CommitOffset(CommitOffset { group, partition: p(), offset, outcome, by }))
+    }
+
+    /// The partition, where it has it; of a generation of this leader, or where there is none, by the broker.
+    fn assigned(self, member: &str, generation: i32, leader: Option<&str>, has: bool) -> Story {
+        let assignor = match leader {
+            Some(leader) => Assignor::Leader(leader.to_owned()),
+            None => Assignor::Coordinator("1".to_owned()),
+        };
+        let (group, member) = (GROUP.to_owned(), member.to_owned());
+        let partitions = if has { vec![p()] } else { vec![] };
+        self.event(60, Op::Assigned(Assigned { group, member, generation, assignor, partitions }))
+    }
+
+    fn stays(self, member: &str, generation: i32) -> Story {
+        let (group, member) = (GROUP.to_owned(), member.to_owned());
+        self.event(60, Op::Stays(Stays { group, member, generation }))
+    }
+
+    fn revoked(self, member: &str) -> Story {
+        let (group, member) = (GROUP.to_owned(), member.to_owned());
+        self.event(60, Op::Revoked(Revoked { group, member, partitions: vec![p()] }))
+    }
+
+    fn lost(self, member: &str, generation: i32, fenced: bool) -> Story {
+        let (group, member) = (GROUP.to_owned(), member.to_owned());
+        self.event(60, Op::Lost(Lost { group, member, generation, fenced }))
     }
 
     fn fetch(self, offset: i64) -> Story {
@@ -256,6 +288,42 @@ fn a_committed_offset_that_nobody_committed_is_named() {
     story().commit(5, Outcome::Failed).fetch(5).shows("committed-offset-invented");
 }
 
+/// Lost if it fails: two consumers read the same partition and commit over each other, and nobody says so.
+#[test]
+fn a_partition_that_two_members_of_a_generation_have_is_named() {
+    let both = |leader: &str| story().assigned("a", 3, Some("a"), true).assigned("b", 3, Some(leader), true);
+    let found = both("a").shows("owned-twice");
+    let [Anomaly::OwnedTwice { generation: 3, members, .. }] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(members, &("a".to_owned(), "b".to_owned()));
+    // generations of which the numbers are the same, and nothing else
+    both("b").shows_nothing();
+}
+
+/// Lost if it fails: the same where the broker assigns: a partition is given to its new owner too early.
+#[test]
+fn a_partition_that_two_members_have_at_one_moment_is_named() {
+    let both = || story().assigned("a", 3, None, true).assigned("b", 4, None, true);
+    let found = both().stays("a", 3).stays("b", 4).shows("owned-twice");
+    let [Anomaly::OwnedTwice { generation: 4, members, .. }] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(members, &("a".to_owned(), "b".to_owned()));
+    both().stays("b", 4).stays("a", 3).revoked("a").shows("owned-twice");
+    both().stays("a", 4).lost("a", 4, true).stays("b", 4).shows("owned-twice");
+}
+
+/// Lost if it fails: a consumer that was thrown out moves the group's offsets under whoever reads now.
+#[test]
+fn a_commit_of_a_member_that_was_fenced_is_named() {
+    let (acked, info) = (Outcome::Acked, Outcome::Info);
+    let fenced = || story().assigned("a", 3, None, true).lost("a", 3, true);
+    let found = fenced().commit_as("a", 3, 5, acked).shows("fenced-commit");
+    let [Anomaly::FencedCommit { generation: 3, offset: 5, .. }] = found[..] else { panic!("{found:?}") };
+    // an older generation than the one that it is in
+    let moved = || story().assigned("a", 3, None, true).assigned("a", 4, None, false);
+    moved().commit_as("a", 3, 5, acked).shows("fenced-commit");
+    moved().commit_as("a", 4, 5, acked).commit_as("a", 3, 5, info).shows_nothing();
+    fenced().commit_as("a", 3, 5, Outcome::Failed).commit_as("a", 3, 5, info).shows_nothing();
+}
+
 /// Lost if it fails: a consumer reads everything again, or goes on in a log that was cut, and nobody says so.
 #[test]
 fn an_epoch_that_ends_elsewhere_is_named() {
@@ -338,6 +406,39 @@ fn a_commit_without_an_answer_may_be_seen_or_not() {
     story().commit(7, acked).commit(5, acked).fetch(5).shows_nothing();
 }
 
+/// Lost if it fails: each group that works is called broken.
+#[test]
+fn a_partition_goes_from_one_member_to_the_next() {
+    // given up, and given on
+    let one = || story().assigned("a", 3, None, true).stays("a", 3);
+    one().revoked("a").assigned("b", 4, None, true).stays("a", 4).stays("b", 4).shows_nothing();
+    one().lost("a", 3, false).assigned("b", 4, None, true).stays("b", 4).shows_nothing();
+    // it is out, and has not heard of it
+    one().assigned("b", 4, None, true).stays("b", 4).lost("a", 3, true).shows_nothing();
+    // nothing more is heard of it
+    one().assigned("b", 4, None, true).stays("b", 4).shows_nothing();
+    // in the classic protocol one of an older generation reads on until it hears of the next
+    let one = || story().assigned("a", 3, Some("a"), true).stays("a", 3);
+    one().assigned("b", 4, Some("b"), true).stays("b", 4).stays("a", 3).shows_nothing();
+    // the same one again, and by two coordinators that know nothing of each other
+    one().assigned("a", 3, Some("a"), true).assigned("a", 4, Some("a"), true).shows_nothing();
+    let mut story = story().assigned("a", 3, None, true).assigned("b", 9, None, true).stays("a", 3).stays("b", 9);
+    let Op::Assigned(second) = &mut story.events[1].op else { unreachable!("it is the second") };
+    second.assignor = Assignor::Coordinator("2".to_owned());
+    story.shows_nothing();
+}
+
+#[test]
+fn a_member_commits_in_its_generation_and_what_was_under_way_may_count() {
+    let acked = Outcome::Acked;
+    let one = || story().assigned("a", 3, None, true).commit_as("a", 3, 5, acked);
+    one().assigned("a", 4, None, true).commit_as("a", 4, 7, acked).lost("a", 4, false).shows_nothing();
+    one().lost("a", 3, true).assigned("a", 9, None, true).commit_as("a", 9, 7, acked).shows_nothing();
+    let mut story = story().assigned("a", 3, None, true).lost("a", 3, true).commit_as("a", 3, 5, acked);
+    story.events[2].invoked_ns = story.events[1].invoked_ns;
+    story.shows_nothing();
+}
+
 #[test]
 fn an_epoch_ends_where_the_next_one_begins_or_at_the_end_of_the_log_or_at_its_start() {
     story().epochs().epoch_end(3, 4, 4).epoch_end(4, 4, 4).epoch_end(5, 6, 9).shows_nothing();
@@ -368,9 +469,26 @@ fn the_format_is_what_the_page_says() {
         r#"{"process":2,"invoked_ns":70,"completed_ns":80,"op":"epoch-end","partition":{"topic":"t","number":0},"#,
         r#""epoch":3,"known_to":2,"end":2}"#,
         "\n",
+        r#"{"process":3,"invoked_ns":70,"completed_ns":80,"op":"commit-offset","group":"g","#,
+        r#""partition":{"topic":"t","number":0},"offset":2,"outcome":"acked","by":{"member":"m","generation":3}}"#,
+        "\n",
+        r#"{"process":3,"invoked_ns":70,"completed_ns":80,"op":"assigned","group":"g","member":"m","generation":3,"#,
+        r#""assignor":{"leader":"m"},"partitions":[{"topic":"t","number":0}]}"#,
+        "\n",
+        r#"{"process":3,"invoked_ns":70,"completed_ns":80,"op":"assigned","group":"g","member":"m","generation":4,"#,
+        r#""assignor":{"coordinator":"1"},"partitions":[]}"#,
+        "\n",
+        r#"{"process":3,"invoked_ns":70,"completed_ns":80,"op":"stays","group":"g","member":"m","generation":4}"#,
+        "\n",
+        r#"{"process":3,"invoked_ns":70,"completed_ns":80,"op":"revoked","group":"g","member":"m","#,
+        r#""partitions":[{"topic":"t","number":0}]}"#,
+        "\n",
+        r#"{"process":3,"invoked_ns":70,"completed_ns":80,"op":"lost","group":"g","member":"m","generation":4,"#,
+        r#""fenced":true}"#,
+        "\n",
     );
     let history = from_lines(lines).unwrap();
-    assert_eq!(history.len(), 5);
+    assert_eq!(history.len(), 11);
     assert_eq!(from_lines(&to_lines(&history)), Ok(history.clone()));
     assert_eq!(to_lines(&history), lines.replace("\n\n", "\n"));
     let error = from_lines("\n{\"process\":1}\n").unwrap_err();

@@ -185,7 +185,7 @@ impl Model {
             self.committed = offset;
         }
         let (group, partition) = ("g".to_owned(), name(0));
-        self.event(30, Op::CommitOffset(CommitOffset { group, partition, offset, outcome }));
+        self.event(30, Op::CommitOffset(CommitOffset { group, partition, offset, outcome, by: None }));
     }
 
     fn fetch_offset(&mut self) {

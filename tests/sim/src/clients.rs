@@ -1,6 +1,7 @@
 //! All clients of a broker, or of a cluster.
 
 use crate::epochs::EpochReader;
+use crate::fellows::{Fellows, GROUP, Kind};
 use crate::kit::{BROKERS, Cluster};
 use crate::ledger::Ledger;
 use crate::members::Member;
@@ -21,6 +22,9 @@ pub const AUDITOR: u32 = 50;
 const MEMBERS: std::ops::Range<u32> = 60..62;
 /// As many as there are committers: each looks at one's group.
 const ONLOOKERS: u32 = 70;
+/// Looks at the group of the fellows.
+const FELLOWS_ONLOOKER: u32 = 75;
+const FELLOWS: u32 = 80;
 
 /// The last of those that commit does so seldom: what it committed is old.
 fn commits_percent(process: u32) -> u64 {
@@ -34,14 +38,15 @@ pub struct Clients {
     epoch_readers: Vec<EpochReader>,
     committers: Vec<Committer>,
     members: Vec<Member>,
+    fellows: Fellows,
     onlookers: Vec<Onlooker>,
     trimmer: Trimmer,
 }
 
 impl Clients {
-    /// Two readers a partition. `tight`: the log is so small that what is read has to go. `grouped`: some are members
-    /// of groups.
-    pub fn new(partitions: i32, tight: bool, grouped: bool) -> Clients {
+    /// Two readers a partition. `tight`: the log is so small that what is read has to go. `grouped`: some are each the
+    /// only member of a group. `fellows`: what some speak that are one group.
+    pub fn new(partitions: i32, tight: bool, grouped: bool, fellows: Option<Kind>) -> Clients {
         let of = |process: u32| process as i32 % partitions;
         let members = if grouped { MEMBERS } else { 0..0 };
         Clients {
@@ -53,7 +58,8 @@ impl Clients {
                 .map(|process| Committer::new(process, of(process), commits_percent(process)))
                 .collect(),
             members: members.map(|process| Member::new(process, of(process))).collect(),
-            onlookers: if grouped { onlookers(of) } else { vec![] },
+            fellows: Fellows::new(FELLOWS, fellows, partitions),
+            onlookers: if grouped { onlookers(of, fellows.is_some()) } else { vec![] },
             trimmer: Trimmer::new(TRIMMER, tight),
         }
     }
@@ -68,6 +74,7 @@ impl Clients {
             epoch_readers: vec![],
             committers: vec![],
             members: vec![],
+            fellows: Fellows::new(FELLOWS, None, partitions),
             onlookers: vec![],
             trimmer: Trimmer::new(TRIMMER, false),
         }
@@ -81,6 +88,7 @@ impl Clients {
         self.epoch_readers.iter_mut().for_each(|client| client.step(cluster, ledger));
         self.committers.iter_mut().for_each(|client| client.step(cluster, ledger));
         self.members.iter_mut().for_each(|client| client.step(cluster, ledger));
+        self.fellows.step(cluster, ledger);
         self.onlookers.iter_mut().for_each(|client| client.step(cluster, ledger));
         self.trimmer.step(cluster, ledger);
     }
@@ -104,6 +112,7 @@ impl Clients {
         all.extend(self.epoch_readers.iter_mut().map(EpochReader::reach));
         all.extend(self.committers.iter_mut().map(Committer::reach));
         all.extend(self.members.iter_mut().flat_map(Member::reaches));
+        all.extend(self.fellows.reaches());
         all.push(self.trimmer.reach());
         all
     }
@@ -132,7 +141,7 @@ impl Clients {
         let plains = self.plains.iter().filter(|client| !client.is_done()).map(Plain::name);
         let committers = self.committers.iter().filter(|client| !client.is_done()).map(Committer::name);
         let members = self.members.iter().filter(|client| !client.is_done()).map(Member::name);
-        idempotents.chain(plains).chain(committers).chain(members).collect()
+        idempotents.chain(plains).chain(committers).chain(members).chain(self.fellows.not_done()).collect()
     }
 
     pub fn readers_not_done(&self) -> Vec<String> {
@@ -146,13 +155,15 @@ impl Clients {
         self.plains.iter_mut().for_each(|client| client.finish(now, ledger));
         self.committers.iter_mut().for_each(|client| client.finish(now, ledger));
         self.members.iter_mut().for_each(|client| client.finish(now, ledger));
+        self.fellows.finish(now, ledger);
         self.trimmer.finish(now, ledger);
         self.reaches().into_iter().for_each(|reach| reach.close(cluster));
         self.onlookers.iter_mut().for_each(|client| client.close(cluster));
     }
 }
 
-fn onlookers(of: impl Fn(u32) -> i32) -> Vec<Onlooker> {
+fn onlookers(of: impl Fn(u32) -> i32, has_fellows: bool) -> Vec<Onlooker> {
     let look = |(n, process)| Onlooker::new(ONLOOKERS + n, Committer::group_of(process), of(process), BROKERS);
-    (0..).zip(COMMITTERS).map(look).collect()
+    let fellows = has_fellows.then(|| Onlooker::new(FELLOWS_ONLOOKER, GROUP.to_owned(), 0, BROKERS));
+    (0..).zip(COMMITTERS).map(look).chain(fellows).collect()
 }

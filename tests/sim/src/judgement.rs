@@ -8,7 +8,7 @@
 //! nothing had been damaged: what was acknowledged is there, and an offset has one value. Across a cut an acknowledged
 //! record may be gone, another may have its offset, and marks may be lower. Nowhere may a record be shown that nobody
 //! sent or that was refused, in a wrong order, twice, or with a hole before it: the log that is left is a beginning of
-//! the one that was. What groups committed, and where epochs end, is judged only where there is no cut.
+//! the one that was. What groups committed, who is in them, and where epochs end, is judged only where there is no cut.
 //!
 //! Of a cluster one broker's disk is damaged. Once that broker has started on a disk that may have lost its end, it may
 //! let itself be counted for what it does not have, at that time or at any later one (docs/adr/0005, "Not done"): what
@@ -64,6 +64,8 @@ fn stretch(history: &[Event], from: Mono, to: Mono) -> Vec<Event> {
             Op::Trim(trim) => trim.outcome = Outcome::Info,
             Op::Read(_) | Op::ListOffset(_) | Op::Final(_) | Op::CommitOffset(_) | Op::FetchOffset(_) => continue,
             Op::EpochStart(_) | Op::EpochEnd(_) => continue,
+            // a damaged coordinator may begin again in a term that was there before
+            Op::Assigned(_) | Op::Stays(_) | Op::Revoked(_) | Op::Lost(_) => continue,
         }
         events.push(event);
     }
@@ -98,6 +100,7 @@ fn is_of(event: &Event, partition: &Partition) -> bool {
         Op::Final(last) => last.partition == *partition,
         Op::Read(_) | Op::ListOffset(_) | Op::CommitOffset(_) | Op::FetchOffset(_) | Op::Trim(_) => false,
         Op::EpochStart(_) | Op::EpochEnd(_) => false,
+        Op::Assigned(_) | Op::Stays(_) | Op::Revoked(_) | Op::Lost(_) => false,
     }
 }
 

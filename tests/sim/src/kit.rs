@@ -481,9 +481,14 @@ fn config(core: CoreId, shape: &Shape, n: usize) -> CoreConfig {
     }
 }
 
-/// A cluster's groups do not wait for long for others to join: brokers come and go every few seconds.
+/// A cluster's groups do not wait for long for others to join: brokers come and go every few seconds. And members of
+/// KIP-848, which beat as often as they are told to, are taken for dead as soon as classic ones.
 fn groups(shape: &Shape) -> GroupSettings {
-    let given = GroupSettings::default();
+    let given = GroupSettings {
+        consumer_session_timeout: Duration::from_secs(6),
+        consumer_heartbeat_interval: Duration::from_millis(500),
+        ..GroupSettings::default()
+    };
     if shape.is_cluster() { GroupSettings { initial_delay: Duration::from_millis(200), ..given } } else { given }
 }
 

@@ -12,7 +12,7 @@ use crate::wire::{
 use bytes::Bytes;
 use camus_engine::types::Mono;
 use camus_history::Op;
-use camus_history::history::{CommitOffset, FetchOffset, Outcome};
+use camus_history::history::{By, CommitOffset, FetchOffset, Outcome};
 use kafka_protocol::messages::{
     HeartbeatResponse, JoinGroupResponse, OffsetCommitResponse, OffsetFetchResponse, SyncGroupResponse,
 };
@@ -221,7 +221,10 @@ impl Member {
 
     fn record(&self, offset: i64, invoked: Mono, now: Mono, outcome: Outcome, ledger: &mut Ledger) {
         let (group, partition) = (self.group.clone(), partition(self.partition));
-        ledger.add(self.process, invoked, now, Op::CommitOffset(CommitOffset { group, partition, offset, outcome }));
+        // it does not join anew while a commit is under way
+        let by = Some(By { member: self.id.clone(), generation: self.generation });
+        let commit = CommitOffset { group, partition, offset, outcome, by };
+        ledger.add(self.process, invoked, now, Op::CommitOffset(commit));
     }
 
     /// It joins anew, or asks another broker, or only asks again.

@@ -150,6 +150,8 @@ pub mod with_bugs {
             }
             Bug::DropGroupOffsetsAtSnapshot => seen(&[LONE], &["committed-offset-back"]),
             Bug::CoordinateUnproven => seen(&[CLUSTER], &["committed-offset-back"]),
+            Bug::GiveBeforeGivenUp => seen(&[LONE, CLUSTER], &["owned-twice"]),
+            Bug::CommitInAnyEpoch => seen(&[LONE, CLUSTER], &["fenced-commit"]),
         }
     }
 

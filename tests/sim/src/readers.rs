@@ -58,6 +58,8 @@ pub struct Reader {
     target: Option<i64>,
     /// The last code that it was refused with.
     refused: i16,
+    /// Fetches that were answered, and not refused.
+    fetches: u64,
 }
 
 impl Reader {
@@ -74,6 +76,7 @@ impl Reader {
             looked_away: false,
             target: None,
             refused: 0,
+            fetches: 0,
         }
     }
 
@@ -131,6 +134,7 @@ impl Reader {
             }
             code => return self.refused(code, ledger),
         }
+        self.fetches += 1;
         let records = records(&found.records.unwrap_or_default(), self.next);
         let from_offset = self.next;
         if records.is_empty() && !self.looked_away {
@@ -184,6 +188,11 @@ impl Reader {
 
     pub fn position(&self) -> i64 {
         self.next
+    }
+
+    /// How often it was shown what is there, or that nothing is.
+    pub fn fetches(&self) -> u64 {
+        self.fetches
     }
 
     /// Takes nothing until then: answers pile up on the way, and in the broker.
@@ -309,7 +318,8 @@ impl Committer {
 
     fn record(&self, offset: i64, invoked: Mono, now: Mono, outcome: Outcome, ledger: &mut Ledger) {
         let (group, partition) = (self.group.clone(), partition(self.partition));
-        ledger.add(self.process, invoked, now, Op::CommitOffset(CommitOffset { group, partition, offset, outcome }));
+        let commit = CommitOffset { group, partition, offset, outcome, by: None };
+        ledger.add(self.process, invoked, now, Op::CommitOffset(commit));
     }
 
     fn fetched(&mut self, mut body: Bytes, invoked: Mono, now: Mono, ledger: &mut Ledger) {

@@ -9,6 +9,7 @@
 use crate::clients::{AUDITOR, Clients};
 use crate::cluster_faults::ClusterFaults;
 use crate::faults::Faults;
+use crate::fellows;
 use crate::judgement;
 use crate::kit::{BROKERS, Cluster, PATIENCE, Shape};
 use crate::ledger::{Ledger, TOPIC, partition};
@@ -32,6 +33,8 @@ const PROGRESS_DAMAGED_MS_MAX: u64 = 5_000;
 const SALT: u64 = 0x5eed_0fca_0500;
 /// And what chooses between a broker and a cluster apart from both.
 const SHAPE_SALT: u64 = 0x0b10_7e25;
+/// And what chooses what the members of a group speak.
+const FELLOWS_SALT: u64 = 0x0fe1_10a5;
 /// What CreateTopics says of a topic that is there.
 pub const TOPIC_ALREADY_EXISTS: i16 = 36;
 
@@ -197,6 +200,7 @@ impl Scenario {
     fn new(setup: Setup, seed: u64) -> Scenario {
         let mut rng = Rng::new(seed ^ SALT);
         let shape = Shape::drawn(&mut rng, setup.brokers_of(seed));
+        let fellows = fellows::Kind::drawn(&mut Rng::new(seed ^ FELLOWS_SALT), shape.is_cluster());
         let mut cluster = Cluster::new(seed, shape);
         make_topic(&mut cluster, PARTITIONS).expect("the topic can be made");
         let faults = if shape.is_cluster() {
@@ -207,7 +211,7 @@ impl Scenario {
         Scenario {
             setup,
             cluster,
-            clients: Clients::new(PARTITIONS, shape.is_tight(), shape.is_cluster()),
+            clients: Clients::new(PARTITIONS, shape.is_tight(), shape.is_cluster(), fellows),
             ledger: Ledger::new(PARTITIONS),
             faults,
             led: BTreeMap::new(),

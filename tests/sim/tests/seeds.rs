@@ -1,7 +1,7 @@
 //! That a seed is always the same run, and a few short ones.
 
 use camus_history::Op;
-use camus_history::history::ProduceOutcome;
+use camus_history::history::{Assignor, Outcome, ProduceOutcome};
 use camus_sim::kit::BROKERS;
 use camus_sim::runner::{line, run_all, run_caught};
 use camus_sim::scenario::{Mode, Run, Setup};
@@ -100,6 +100,52 @@ fn three_replicas_keep_their_promises_under_faults() {
     });
     assert!(failed.is_empty(), "{}", failed.join("\n"));
     assert!(acks > 500 && ends > 20, "{acks} batches acknowledged, {ends} ends of epochs");
+}
+
+/// What members of groups did in some seeds.
+#[derive(Default, Debug)]
+struct Groups {
+    led: usize,
+    coordinated: usize,
+    given_up: usize,
+    fenced: usize,
+    /// Commits as a member, and of these those that were refused since it was none any more.
+    committed: usize,
+    refused: usize,
+}
+
+impl Groups {
+    fn look(&mut self, op: &Op) {
+        match op {
+            Op::Assigned(assigned) if assigned.partitions.is_empty() => {}
+            Op::Assigned(assigned) => match assigned.assignor {
+                Assignor::Leader(_) => self.led += 1,
+                Assignor::Coordinator(_) => self.coordinated += 1,
+            },
+            Op::Revoked(_) => self.given_up += 1,
+            Op::Lost(lost) => self.fenced += usize::from(lost.fenced),
+            Op::CommitOffset(commit) if commit.by.is_some() => {
+                self.committed += usize::from(commit.outcome == Outcome::Acked);
+                self.refused += usize::from(commit.outcome == Outcome::Failed);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Lost if it fails: groups of which the judgement has nothing to judge, since nothing ever happens in them.
+#[test]
+fn members_of_both_protocols_share_partitions_give_them_up_and_are_fenced() {
+    for brokers in [1, BROKERS] {
+        let mut groups = Groups::default();
+        run_all(Setup { mode: Mode::Run, brokers: Some(brokers) }, 100..110, 2 * TIME, 2, |run| {
+            run.events.iter().for_each(|event| groups.look(&event.op));
+            assert!(run.failures.is_empty(), "{}", line(&run));
+        });
+        let Groups { led, coordinated, given_up, fenced, committed, refused } = groups;
+        let all = [led, coordinated, given_up, fenced, committed, refused];
+        assert!(all.iter().all(|count| *count > 2), "{brokers} brokers: {groups:?}");
+    }
 }
 
 /// Lost if it fails: a kind of world that is never looked at.

@@ -220,7 +220,7 @@ mod tests {
     fn moved(before: &[Parts], after: &[Parts]) -> usize {
         let lost = |(before, after): (&Parts, &Parts)| -> usize {
             let still = |topic: &Uuid, number: &u32| after.get(topic).is_some_and(|parts| parts.contains(number));
-            before.iter().map(|(topic, parts)| parts.iter().filter(|number| !still(topic, *number)).count()).sum()
+            before.iter().map(|(topic, parts)| parts.iter().filter(|number| !still(topic, number)).count()).sum()
         };
         before.iter().zip(after).map(lost).sum()
     }

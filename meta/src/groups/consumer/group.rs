@@ -10,6 +10,8 @@ use crate::groups::group::protocols_bytes;
 use crate::image::Image;
 use crate::limits;
 use bytes::Bytes;
+#[cfg(feature = "planted")]
+use camus_engine::planted::{Bug, is};
 use camus_engine::types::Mono;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -553,7 +555,10 @@ impl ConsumerGroup {
         }
         member.assigned = stays;
         member.lacking = false;
-        if !goes.is_empty() && owned.is_none_or(|owned| meet(owned, &goes)) {
+        let is_to_give_up = !goes.is_empty() && owned.is_none_or(|owned| meet(owned, &goes));
+        #[cfg(feature = "planted")]
+        let is_to_give_up = is_to_give_up && !is(Bug::GiveBeforeGivenUp);
+        if is_to_give_up {
             member.revoking = goes;
             member.act_by = Some(turn.now + member.rebalance_timeout);
             member.tell(epoch);

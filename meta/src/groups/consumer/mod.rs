@@ -38,6 +38,8 @@ use super::coordinator::{Coordinator, EMPTY_KEPT};
 use crate::image::Image;
 use crate::limits;
 use crate::state::State;
+#[cfg(feature = "planted")]
+use camus_engine::planted::{Bug, is};
 use camus_engine::shard::api::Ticket;
 use camus_engine::types::Mono;
 
@@ -254,7 +256,10 @@ impl ConsumerGroup {
         if member.classic.is_none() && !commit.knows_not_found {
             return Err(GroupRefusal::UnsupportedVersion);
         }
-        member.check_exact(commit.generation)?;
+        let epoch = commit.generation;
+        #[cfg(feature = "planted")]
+        let epoch = if is(Bug::CommitInAnyEpoch) { member.epoch } else { epoch };
+        member.check_exact(epoch)?;
         // of a classic member a commit is a sign of life; one of KIP-848 has its heartbeats for that
         if let Some(classic) = &member.classic {
             member.alive_until = now + classic.session_timeout;
