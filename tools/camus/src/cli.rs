@@ -68,7 +68,7 @@ pub enum Command {
         #[arg(long, hide = true)]
         markdown: bool,
     },
-    /// Write docs/compatibility.md.
+    /// Write the first part of docs/compatibility.md.
     #[command(hide = true)]
     Compatibility,
     /// Tell what an error code means.

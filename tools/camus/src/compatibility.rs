@@ -1,5 +1,5 @@
-//! `docs/compatibility.md`: what of Kafka's protocol is served, from the very table that serves it, and the settings of
-//! topics, from the table that judges them.
+//! The first part of `docs/compatibility.md`: what of Kafka's protocol is served, from the very table that serves it, and
+//! the settings of topics, from the table that judges them.
 //!
 //! What is missing is listed with the keys that it will bring, and disappears from the page when they are all there.
 
@@ -66,13 +66,10 @@ const NOT_YET: &[(&str, &[i16], &str)] = &[
     ("The object tier", &[], "everything is on the local disk; ListOffsets by -5 finds nothing"),
 ];
 
-/// The page. What it says besides the tables is held by the tests that it names.
+/// This part of the page. What it says besides the tables is held by the tests that it names.
 pub fn page() -> String {
     let mut text = String::from(
-        "# Compatibility
-
-<!-- Written by `camus compatibility`; a test compares. Change tools/camus/src/compatibility.rs. -->
-
+        "\
 Which part of Kafka's protocol Camus speaks. What is served is advertised by ApiVersions and the other way round, so a
 client that asks says by itself what is missing. A key or a version that is not in the table closes the connection, as
 in Kafka.
@@ -93,7 +90,7 @@ in Kafka.
          `test_what_is_not_there_is_not_advertised` |
 | Another key or version closes the connection | `what_is_not_served_is_a_fault`, `test_an_unknown_api_closes`, \
          `test_a_version_that_is_not_advertised_closes` |
-| This page is the table | `the_page_of_apis_is_what_the_table_has` |
+| This part of the page is the table | `the_page_of_apis_is_what_the_table_has` |
 
 ## Records
 | claim | test |
@@ -159,13 +156,13 @@ fn notes(of: &Api) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::golden::assert_house_file;
+    use crate::golden::assert_house_part;
 
     /// If this fails, the page promises versions that are not served, or hides some: run `CAMUS_TEST_BLESS=1 cargo test
     /// -p camus`.
     #[test]
     fn the_page_of_apis_is_what_the_table_has() {
-        assert_house_file("docs/compatibility.md", &page());
+        assert_house_part("docs/compatibility.md", "camus compatibility", &page());
     }
 
     /// If this fails, a note stands at no API, and nobody reads it.

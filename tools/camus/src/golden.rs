@@ -12,6 +12,16 @@ pub fn assert_house_file(path: &str, text: &str) {
     assert_same(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path), text);
 }
 
+/// The same for a part of a page: what stands between the marks of the command that makes it.
+pub fn assert_house_part(path: &str, by: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    let (begin, end) = (format!("<!-- made by: {by} -->\n"), format!("<!-- end of what {by} made -->\n"));
+    let place = page.split_once(&begin).and_then(|(before, rest)| Some((before, rest.split_once(&end)?)));
+    let (before, (_, after)) = place.expect("the page has both marks");
+    assert_same(&path, &format!("{before}{begin}{}\n{end}{after}", text.trim_end()));
+}
+
 fn assert_same(path: &Path, text: &str) {
     let text = format!("{}\n", text.trim_end());
     if std::env::var_os("CAMUS_TEST_BLESS").is_some() {
