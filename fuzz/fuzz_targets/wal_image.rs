@@ -1,61 +1,6 @@
-//! A good log, and what a disk or a hand may do to it. A recovery shows exactly what was written, or refuses; it may
-//! drop only what was never acknowledged.
+//! The target `wal_image` of tests/fuzz, under libFuzzer.
 #![no_main]
 
-#[path = "../../engine/tests/wal_model/mod.rs"]
-mod wal_model;
-
-use camus_engine::wal::inspect;
 use libfuzzer_sys::fuzz_target;
-use std::sync::OnceLock;
-use wal_model::{Crashed, Host, Rng, config, recover};
 
-const SEGMENT_BYTES: u64 = 64 * 1024;
-
-/// A log of some segments, with groups of one and of many records.
-fn good() -> &'static Crashed {
-    static GOOD: OnceLock<Crashed> = OnceLock::new();
-    GOOD.get_or_init(|| {
-        let mut host = Host::new(config(SEGMENT_BYTES, 16));
-        host.settle();
-        for n in 0..60usize {
-            for part in 0..=n % 3 {
-                host.append(&vec![n as u8; (n * 97 + part * 31) % 5000]);
-            }
-            host.settle();
-        }
-        host.crash(&mut Rng(1))
-    })
-}
-
-fuzz_target!(|changes: Vec<(u8, u32, u8)>| {
-    let good = good();
-    let mut volume = good.volume.clone();
-    let files: Vec<_> = volume.files.keys().copied().collect();
-    for (what, at, byte) in changes.into_iter().take(16) {
-        let file = files[usize::from(what >> 3) % files.len()];
-        let bytes = volume.files.get_mut(&file).expect("it is one of the files");
-        if bytes.is_empty() {
-            continue;
-        }
-        let at = at as usize % bytes.len();
-        match what & 7 {
-            0..=3 => bytes[at] ^= byte,
-            4 => bytes[at..].iter_mut().take(512).for_each(|b| *b = 0),
-            5 => bytes.truncate(at),
-            6 => {
-                // A block written to a wrong place.
-                let (from, to) = (at / 4096 * 4096, usize::from(byte) * 4096 % bytes.len() / 4096 * 4096);
-                if from + 4096 <= bytes.len() && to + 4096 <= bytes.len() {
-                    bytes.copy_within(from..from + 4096, to);
-                }
-            }
-            _ => bytes[at] = byte,
-        }
-    }
-    let _ = inspect::verify(&volume, Default::default());
-    if let Ok((_, _, found)) = recover(good.config.clone(), &volume) {
-        let same = found.iter().zip(&good.records).all(|(a, b)| (a.head, &a.body, a.at) == (b.head, &b.body, b.at));
-        assert!(same && found.len() <= good.records.len(), "a record was shown that was not written");
-    }
-});
+fuzz_target!(|data: &[u8]| camus_fuzz::wal_image::fuzz(data));
