@@ -17,7 +17,8 @@ FILL_RECORDS = 960
 
 
 def run(context, broker, row):
-    ACTIONS[row.action](context, broker, row.settings)
+    action = row.action if callable(row.action) else ACTIONS[row.action]
+    action(context, broker, row.settings)
 
 
 def fetch_tail(context, broker, settings):

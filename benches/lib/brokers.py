@@ -166,11 +166,13 @@ class Camus:
         if not os.access(self.binary, os.X_OK):
             raise Missing(f"there is no camus at {self.binary}: cargo build --release -p camus, or --camus BIN")
 
-    def broker(self, directory):
+    def broker(self, directory, more=()):
+        """`more`: settings as KEY=VALUE, besides those of all its brokers."""
         port, http = free_port(), free_port()
         directory = Path(directory)
         command = [self.binary, "serve", "--data-dir", directory / "data", "--listen", f"127.0.0.1:{port}"]
         command += ["--http", f"127.0.0.1:{http}", "--cores", self.cores, *self.args]
+        command += [word for setting in more for word in ("--set", setting)]
         broker = Broker(self.name, directory, command, port, said_ready, hidden=("CAMUS_",))
         broker.http = f"127.0.0.1:{http}"
         return broker
@@ -187,6 +189,9 @@ class Camus:
     def about(self):
         version = subprocess.run([self.binary, "--version"], capture_output=True, text=True).stdout.strip()
         return f"{version}, --cores {self.cores} {' '.join(map(str, self.args))}".rstrip()
+
+    def knows(self, setting):
+        return subprocess.run([self.binary, "settings", setting], capture_output=True).returncode == 0
 
 
 def said_ready(broker):
@@ -244,12 +249,12 @@ class Kafka:
     def run(self, heap, *words):
         return [self.java, *heap, *JVM, f"-Dlog4j2.configurationFile={LOG4J}", "-cp", f"{self.jars}/*", *words]
 
-    def broker(self, directory):
+    def broker(self, directory, more=()):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         port, controller = free_port(), free_port()
         text = PROPERTIES.format(port=port, controller=controller, data=directory / "data")
-        text += "".join(f"{setting}\n" for setting in self.settings)
+        text += "".join(f"{setting}\n" for setting in [*self.settings, *more])
         properties = directory / "server.properties"
         properties.write_text(text)
         cluster = "4L6g3nShT-eMCtK--X86sw"

@@ -78,6 +78,23 @@ def disk_of(directory):
     }
 
 
+def device_flushes(directory):
+    """Flushes that the whole disk under it has ended since the boot; None where the kernel does not count them."""
+    device = os.stat(directory).st_dev
+    try:
+        here = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve(strict=True)
+        disk = next(p for p in [here, here.parent] if (p / "queue").is_dir())
+        return parse_flushes((disk / "stat").read_text())
+    except (OSError, StopIteration):
+        return None
+
+
+def parse_flushes(text):
+    """The kernel's Documentation/block/stat.rst: the sixteenth number, since 5.5."""
+    fields = text.split()
+    return int(fields[15]) if len(fields) > 15 else None
+
+
 def free_bytes(directory):
     of = os.statvfs(directory)
     return of.f_bavail * of.f_frsize

@@ -1,6 +1,7 @@
 """The table of docs/benchmarks.md as data: what is run, what is read from it, which bar it has to meet.
 
-A row is run on each system by its steps (calls of `camus bench`) or by an action (actions.py). A figure is a function
+A row is run on each system by its steps (calls of `camus bench`) or by an action (by its name in actions.py, or a
+function; other benches have rows of their own). A figure is a function
 of one run; a bar is one of Camus's figures beside a number, or beside what another system has for the same figure.
 """
 
@@ -92,9 +93,11 @@ class Row:
     figures: tuple
     bars: tuple
     steps: tuple = ()
-    action: str | None = None
+    action: str | Callable | None = None
     #: For the action.
     settings: dict = field(default_factory=dict)
+    #: Settings of the broker beside its own, KEY=VALUE, the same on all systems.
+    serve: tuple = ()
     #: The step whose distribution is drawn.
     plot: str | None = None
     #: Repetitions, where they are not --reps.

@@ -46,6 +46,8 @@ class Options:
     say: object = print
     #: After a start, and after the end. 0 for tests.
     pause_s: float = 1.0
+    #: What has to be free on the disk before each run.
+    disk_bytes: int = DISK_BYTES
 
 
 @dataclass
@@ -131,7 +133,7 @@ def one(options, row, system, repetition, attempt):
     }
     watch = None
     try:
-        with system.broker(directory) as broker:
+        with system.broker(directory, row.serve) if row.serve else system.broker(directory) as broker:
             broker.start()
             time.sleep(options.pause_s)
             watch = host.Watch(lambda: [os.getpid()])
@@ -208,8 +210,8 @@ def run_row(options, row, systems, run=one):
         for system in order(systems, repetition):
             if system.name in gave_up:
                 continue
-            if host.free_bytes(options.directory) < DISK_BYTES:
-                raise brokers.Missing(f"{options.directory} has less than {DISK_BYTES // 10**9} GB free")
+            if host.free_bytes(options.directory) < options.disk_bytes:
+                raise brokers.Missing(f"{options.directory} has less than {options.disk_bytes // 10**9} GB free")
             options.say(f"{row.name} {repetition + 1}/{reps} {system.name} (load {host.load_average()})")
             done = with_repeats(options, row, system, repetition, run)
             records += done

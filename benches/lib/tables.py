@@ -193,13 +193,17 @@ def conditions(about):
         ["file system", about["host"]["file_system"]],
         ["disk", ", ".join(f"{k} {v}" for k, v in disk.items() if v) or "unknown"],
         *[[TITLES.get(name, name), what] for name, what in about["systems"].items()],
-        ["client", f"`camus bench` of the same binary, on the same host{about['client']}"],
-        ["repetitions", f"{about['reps']}, {about['seconds']:g} s each after {about['warmup']:g} s of warm-up"],
+        ["client", about.get("client_is") or f"`camus bench` of the same binary, on the same host{about['client']}"],
+        ["repetitions", about.get("repeated") or repeated(about)],
         ["load average before the runs", about["load"]],
         ["kept by the hypervisor, of a core", about["steal"]],
         ["set aside above", set_aside_above(about)],
     ]
     return table(["", ""], lines)
+
+
+def repeated(about):
+    return f"{about['reps']}, {about['seconds']:g} s each after {about['warmup']:g} s of warm-up"
 
 
 def page(records, rows, systems, about, plots):
@@ -236,13 +240,13 @@ def set_aside_above(about):
     return f"{about['busy_max']:.0%} of a core used by other processes, {about['steal_max']:.0%} by the hypervisor"
 
 
-def between_markers(text, figures):
+def between_markers(text, figures, begin=BEGIN, end=END):
     """The page with its figures replaced; what stands around the markers stays."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no markers: {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ValueError(f"the page has no markers: {begin} and {end}")
+    return f"{before}{begin}\n\n{figures}\n\n{end}{after}"
 
 
 def middle_run(records, row, system):

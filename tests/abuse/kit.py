@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -25,6 +26,18 @@ def binary():
 
 # Told to end, a script ends its broker as well.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
+
+
+def room_for(descriptors):
+    """How many of so many descriptors this process, and each that it starts, may have: as far as the limit goes up."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in (max(hard, descriptors), hard):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            return min(most, descriptors)
+        except (ValueError, OSError):
+            pass  # not ours to raise
+    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], descriptors)
 
 
 # requests, of versions without compact fields
@@ -199,8 +212,22 @@ class Broker:
                 pass  # closed meanwhile
         return found
 
+    def cpus(self):
+        """Those that its cores may run on."""
+        found = set()
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            if re.fullmatch(r"core-\d+", (task / "comm").read_text().strip()):
+                found |= os.sched_getaffinity(int(task.name))
+        return found
+
     def log_lines(self):
         return self.err.read_bytes().count(b"\n")
+
+    def metric(self, beginning, within=""):
+        """The sum of all lines that begin so and have that in them."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(beginning) and within in line)
 
     def create(self, topic, partitions=1):
         with connect(self.address) as sock:

@@ -1,5 +1,9 @@
 """The storms: `python3 storms.py NAME HOST:PORT SECONDS TOPIC ROUND` says "up" when it is in full swing, goes on for
-its time or its number, and prints what it did. `dummy` is a server that takes everything and answers nothing."""
+its time or its number, and prints what it did. `dummy` is a server that takes everything and answers nothing.
+
+Those of `HOSTILE` are for `tests/abuse/hostile`: with `COUNT` behind the round, and they end with their standard input
+as well.
+"""
 
 import os
 import select
@@ -14,6 +18,11 @@ CONNECTS = 20_000
 IDLE = 1_500
 DEAF = 16
 HALVES = 200
+#: Of `HOSTILE`: connections of each kind, and connections a second.
+IDLERS = 2_000
+HALF_OPEN = 200
+LORIS = 50
+HURRY = 1_000
 
 
 def up():
@@ -194,10 +203,206 @@ def dummy():
             conns.pop(fd).close()
 
 
+# all at once: tests/abuse/hostile
+
+
+def going(seconds):
+    """Turns for so long, or until standard input ends: whoever started us has enough, or is gone."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not select.select([sys.stdin], [], [], 0)[0]:
+        yield
+
+
+def opened(address, count):
+    conns = [kit.connect(address, source=source(n)) for n in range(count)]
+    for sock in conns:
+        sock.setblocking(False)
+    return conns
+
+
+def still_open(conns):
+    """How many of these the broker has not closed."""
+    count = 0
+    for sock in conns:
+        try:
+            count += sock.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            count += 1
+        except OSError:
+            pass
+    return count
+
+
+def asked(count):
+    return int(sys.argv[6]) if len(sys.argv) > 6 else count
+
+
+def idlers(address, seconds, _topic):
+    """Connections that say nothing at all."""
+    conns = opened(address, asked(IDLERS))
+    up()
+    for _ in going(seconds):
+        time.sleep(0.1)
+    return f"{len(conns)} idle connections, {still_open(conns)} of them open at the end"
+
+
+def half_open(address, seconds, topic):
+    """A part of a frame, from half of its length to all but the last byte, and then silence."""
+    request = kit.produce(topic, kit.batch(20_000))
+    parts = 2, 4, 9, 20, len(request) // 2, len(request) - 1
+    conns = opened(address, asked(HALF_OPEN))
+    for n, sock in enumerate(conns):
+        sock.send(request[: parts[n % len(parts)]])
+    up()
+    for _ in going(seconds):
+        time.sleep(0.1)
+    return f"{len(conns)} with a part of a frame, {still_open(conns)} of them open at the end"
+
+
+def loris(address, seconds, topic):
+    """A byte of a request every quarter of a second; who is closed comes again."""
+    request = kit.produce(topic, kit.batch(100))
+    conns = opened(address, asked(LORIS))
+    at, sent, closed = [n * 7 % len(request) for n in range(len(conns))], 0, 0
+    for sock, done in zip(conns, at, strict=True):
+        sock.send(request[:done])
+    up()
+    for _ in going(seconds):
+        for n, sock in enumerate(conns):
+            try:
+                sent += sock.send(request[at[n] : at[n] + 1])
+                at[n] = (at[n] + 1) % len(request)
+                if at[n] == 0:
+                    sock.recv(4096)
+            except BlockingIOError:
+                pass
+            except OSError:
+                closed += 1
+                sock.close()
+                conns[n], at[n] = kit.connect(address, source=source(n)), 0
+                conns[n].setblocking(False)
+        time.sleep(0.25)
+    return f"{len(conns)} that send a byte now and then, {sent} bytes, {closed} times closed by the broker"
+
+
+def uvarint(n):
+    out = bytearray()
+    while n >= 0x80:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    return bytes([*out, n])
+
+
+def tags(count, size=0):
+    """Tagged fields that nobody knows."""
+    return uvarint(count) + b"".join(uvarint(100 + tag) + uvarint(size) + bytes(size) for tag in range(count))
+
+
+def flexible(key, version, header_tags, body):
+    rest = struct.pack(">hhi", key, version, 1) + kit.text("abuse") + header_tags + body
+    return struct.pack(">i", len(rest)) + rest
+
+
+def create_with_tags(each):
+    """CreateTopics 5, only to be validated, with tagged fields in each struct of each level."""
+    replicas = uvarint(2) + struct.pack(">i", 0) + uvarint(2) + struct.pack(">i", 1) + each
+    config = uvarint(2) + uvarint(2) + b"k" + uvarint(2) + b"v" + each
+    topic = uvarint(2) + b"t" + struct.pack(">ih", -1, -1) + replicas + config + each
+    return flexible(19, 5, each, uvarint(2) + topic + struct.pack(">i?", 1000, True) + each)
+
+
+def lies(topic):
+    """Frames that are wrong, each in a way of its own. None: noise, another one each time."""
+
+    def raw(length, body):
+        return struct.pack(">i", length) + body
+
+    long_name = struct.pack(">h", 0x7FFF) + b"x"
+    return [
+        None,
+        # lengths
+        raw(0x7FFFFFFF, b"x" * 100),
+        raw(100 * kit.MIB, os.urandom(2000)),
+        raw(-1, b"x" * 100),
+        raw(-0x80000000, b""),
+        raw(0, b""),
+        raw(3, b"xxx"),
+        # keys and versions
+        kit.frame(0x7FFF, 0, 1, b""),
+        kit.frame(-1, 0, 1, b""),
+        kit.frame(1000, 3, 1, os.urandom(50)),
+        kit.frame(0, 99, 1, os.urandom(50)),
+        kit.frame(3, -1, 1, b""),
+        # arrays and texts that say more than there is: Metadata 1, Produce 3, Fetch 4
+        kit.frame(3, 1, 1, struct.pack(">i", 0x7FFFFFFF)),
+        kit.frame(3, 1, 1, struct.pack(">i", 100) + kit.text("one")),
+        kit.frame(3, 1, 1, struct.pack(">i", 1) + long_name),
+        kit.frame(3, 1, 1, struct.pack(">ih", 1, -2)),
+        kit.frame(0, 3, 1, struct.pack(">hhii", -1, -1, 30_000, 1_000_000)),
+        kit.frame(0, 3, 1, struct.pack(">hhii", -1, -1, 30_000, -2)),
+        kit.frame(1, 4, 1, struct.pack(">iiiibi", -1, 0, 1, 1 << 20, 0, 1) + kit.text(topic) + struct.pack(">i", -5)),
+        kit.produce(topic, b"")[:-4] + struct.pack(">i", 0x7FFFFFFF),
+        # a whole request with noise for a batch, and a batch whose length lies
+        kit.produce(topic, os.urandom(500)),
+        kit.produce(topic, struct.pack(">qi", 0, 0x7FFFFFFF) + os.urandom(100)),
+        # tagged fields: a count and a length that lie, many, in every struct, a number without an end (Metadata 12)
+        flexible(3, 12, uvarint(0xFFFFFFFF), b""),
+        flexible(3, 12, uvarint(1) + uvarint(0) + uvarint(1 << 30) + b"xx", b""),
+        flexible(3, 12, tags(500_000), b"\1\0\0\0"),
+        flexible(3, 12, tags(60, 100), b"\1\0\0" + tags(60, 100)),
+        flexible(3, 12, b"\xff" * 100, b""),
+        flexible(3, 12, b"\0", b"\xff" * 100),
+        create_with_tags(tags(60, 10)),
+        create_with_tags(tags(2000, 10)),
+    ]
+
+
+def noise(address, seconds, topic):
+    """One client that sends what is no request, or lies about itself; each time on a new connection."""
+    frames = lies(topic)
+    up()
+    made, closed, answered = 0, 0, 0
+    for _ in going(seconds):
+        with kit.connect(address, source=source(made)) as sock:
+            sock.settimeout(0.05)
+            try:
+                sock.sendall(frames[made % len(frames)] or os.urandom(5000))
+                if sock.recv(4096):
+                    answered += 1
+                else:
+                    closed += 1
+            except TimeoutError:
+                pass
+            except OSError:
+                closed += 1
+        made += 1
+        time.sleep(0.002)
+    silent = made - closed - answered
+    return f"{made} frames of garbage: {closed} closed their connection, {answered} answered, {silent} neither in 50 ms"
+
+
+def hurry(address, seconds, _topic):
+    """Connections at a rate, closed at once."""
+    rate = asked(HURRY)
+    up()
+    begun, made, failed = time.monotonic(), 0, 0
+    for _ in going(seconds):
+        due = int((time.monotonic() - begun) * rate)
+        for _ in range(min(due - made, 100)):
+            try:
+                kit.connect(address, timeout=2, source=source(made)).close()
+            except OSError:
+                failed += 1
+            made += 1
+        time.sleep(0.001)
+    return f"{made / (time.monotonic() - begun):.0f} connections a second (of {rate}), {failed} of {made} failed"
+
+
 STORMS = {f.__name__: f for f in (idle, connects, resets, deaf, halves, garbage)}
+HOSTILE = {f.__name__: f for f in (idlers, half_open, loris, noise, hurry)}
 
 if __name__ == "__main__":
-    cpu = max(os.sched_getaffinity(0))
+    cpu = int(os.environ.get("ABUSE_CPU") or max(os.sched_getaffinity(0)))
     os.sched_setaffinity(0, {cpu})
     import resource
 
@@ -205,4 +410,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "dummy":
         dummy()
     name, address, seconds, topic = sys.argv[1:5]
-    print(STORMS[name](address, float(seconds), topic), flush=True)
+    print((STORMS | HOSTILE)[name](address, float(seconds), topic), flush=True)
