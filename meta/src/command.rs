@@ -1,5 +1,6 @@
 //! What the meta shard decides: each command is one entry of its log, and each replica comes to the same answer.
 
+use crate::users::{Credential, Mechanism};
 use camus_engine::types::{PartitionId, ProducerId, ShardId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -61,6 +62,11 @@ pub enum Command {
         group: String,
         before_ms: i64,
     },
+    /// Changes how a user is known; `None` takes a credential out. All of it or nothing.
+    AlterCredentials {
+        user: String,
+        set: Vec<(Mechanism, Option<Credential>)>,
+    },
 }
 
 /// What is committed of one topic.
@@ -109,7 +115,8 @@ impl Command {
             | Command::CommitOffsets { .. }
             | Command::DeleteOffsets { .. }
             | Command::DeleteGroups { .. }
-            | Command::ExpireOffsets { .. } => false,
+            | Command::ExpireOffsets { .. }
+            | Command::AlterCredentials { .. } => false,
         }
     }
 
@@ -183,6 +190,7 @@ pub enum Done {
     OffsetsDeleted,
     GroupsDeleted,
     OffsetsExpired,
+    CredentialsAltered,
 }
 
 /// `first .. first + count`.
@@ -227,6 +235,10 @@ pub enum Refused {
     /// Retriable: it was not written anywhere, since nobody leads the meta shard that could be asked.
     #[error("no broker leads the metadata now")]
     NoLeader,
+    #[error("there is no such credential")]
+    UnknownCredential,
+    #[error("the cluster has a limit of {limit} users")]
+    TooManyUsers { limit: usize },
 }
 
 /// Where one partition lives.
@@ -276,6 +288,24 @@ mod tests {
             ),
             (Command::DeleteGroups { groups: vec!["g".to_owned(), "h".to_owned()] }, "01080201670168"),
             (Command::ExpireOffsets { group: "g".to_owned(), before_ms: 3 }, "0109016706"),
+            (
+                Command::AlterCredentials {
+                    user: "u".to_owned(),
+                    set: vec![
+                        (Mechanism::ScramSha256, None),
+                        (
+                            Mechanism::ScramSha512,
+                            Some(Credential {
+                                salt: vec![1, 2],
+                                iterations: 4096,
+                                stored_key: vec![3],
+                                server_key: vec![4, 5],
+                            }),
+                        ),
+                    ],
+                },
+                "010a0175020000010102010280200103020405",
+            ),
         ]
     }
 

@@ -1,6 +1,7 @@
 //! What every core reads: the metadata of one moment, immutable, shared by reference.
 
 use crate::command::Placement;
+use crate::users::Users;
 use camus_engine::shard::api::BatchRules;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ pub struct Image {
     /// Index of the entry; grows by at least 1 with each change.
     pub version: u64,
     pub cluster_id: String,
+    pub users: Arc<Users>,
     /// In the order of names, and of ids: both hold the same topics.
     by_name: Vec<Arc<Topic>>,
     by_id: Vec<(Uuid, Arc<Topic>)>,

@@ -45,6 +45,13 @@ pub const GROUP_COMMAND_BYTES_MAX: usize = 512 * 1024;
 /// Groups that one DeleteGroups removes; the others are told to come again.
 pub const GROUPS_DELETED_AT_ONCE_MAX: usize = 500;
 
+/// Users with credentials; all of them are in each core's image. A credential takes a few hundred bytes.
+pub const USERS_MAX: usize = 10_000;
+/// A user's name, bytes.
+pub const USER_NAME_BYTES_MAX: usize = 1024;
+/// A salt, bytes. Kafka's tools make 26.
+pub const SALT_BYTES_MAX: usize = 256;
+
 const _: () = assert!(GROUP_COMMAND_BYTES_MAX < camus_engine::limits::WAL_GROUP_BYTES_MAX);
 const _: () = assert!(GROUP_ID_BYTES_MAX * GROUPS_DELETED_AT_ONCE_MAX <= GROUP_COMMAND_BYTES_MAX);
 const _: () = assert!(MEMBER_BYTES_MAX <= MEMBERS_BYTES_MAX / 16);

@@ -10,6 +10,7 @@ use crate::command::{
 use crate::configs;
 use crate::image::{Image, Topic};
 use crate::offsets::{Offsets, OffsetsSnapshot};
+use crate::users::{Users, UsersSnapshot};
 use camus_engine::limits;
 #[cfg(feature = "planted")]
 use camus_engine::planted::{Bug, is};
@@ -150,6 +151,10 @@ impl State {
                 altered(known(image, *id)?, set)?;
                 Ok(Done::ConfigsAltered { id: *id })
             }
+            Command::AlterCredentials { user, set } => {
+                image.users.check(user, set)?;
+                Ok(Done::CredentialsAltered)
+            }
             Command::TakeProducerIds { .. } => {
                 Err(Refused::InvalidRequest { why: "producer ids are given out, not looked at".to_owned() })
             }
@@ -255,6 +260,11 @@ impl State {
                 self.offsets.remove(group, |_, _, committed| committed.at_ms < *before_ms);
                 Ok(Done::OffsetsExpired)
             }
+            Command::AlterCredentials { user, set } => {
+                self.image.users.check(user, set)?;
+                Arc::make_mut(&mut self.change().users).alter(user, set);
+                Ok(Done::CredentialsAltered)
+            }
         }
     }
 
@@ -276,18 +286,23 @@ impl State {
             turn: self.turn as u64,
             topics: topics.collect(),
         });
-        // a part of its own, which snapshots of the first version do not have
+        // a part of its own, which snapshots of the first version do not have; so are users, where there are some
         let offsets = self.offsets.snapshot();
         #[cfg(feature = "planted")]
         let offsets = if is(Bug::DropGroupOffsetsAtSnapshot) { Vec::new() } else { offsets };
         bytes.extend(encode(&offsets));
+        if !self.image.users.is_empty() {
+            bytes.extend(encode(&self.image.users.snapshot()));
+        }
         bytes
     }
 
     /// The state of a snapshot. Partitions made from now on go to `data_shards`; those that exist stay where they are.
     pub fn restore(data_shards: Vec<ShardId>, bytes: &[u8]) -> Result<State, RestoreError> {
         let (snapshot, rest): (Snapshot, &[u8]) = decode_first(bytes)?;
-        let offsets: OffsetsSnapshot = if rest.is_empty() { Vec::new() } else { decode(rest)? };
+        let (offsets, rest): (OffsetsSnapshot, &[u8]) =
+            if rest.is_empty() { (Vec::new(), rest) } else { decode_first(rest)? };
+        let users: UsersSnapshot = if rest.is_empty() { Vec::new() } else { decode(rest)? };
         let mut state = State::new(data_shards);
         state.offsets = Offsets::restore(offsets).map_err(|why| RestoreError::Contradiction { why })?;
         state.applied = Index(snapshot.applied);
@@ -295,6 +310,7 @@ impl State {
         state.next_producer = snapshot.next_producer;
         state.turn = usize::try_from(snapshot.turn).unwrap_or(0) % state.shards.len();
         let mut image = Image::of(snapshot.version, &snapshot.cluster_id, []);
+        image.users = Arc::new(Users::restore(users).map_err(|why| RestoreError::Contradiction { why })?);
         let mut taken = std::collections::BTreeSet::new();
         for topic in snapshot.topics {
             if image.topic(&topic.name).is_some() || image.topic_by_id(topic.id).is_some() {

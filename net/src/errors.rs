@@ -178,6 +178,8 @@ pub fn meta_code(refused: &Refused) -> Code {
         Refused::TooManyOffsets { .. } => Code::InvalidCommitOffsetSize,
         Refused::Unavailable { .. } => Code::RequestTimedOut,
         Refused::NoLeader => Code::NotController,
+        Refused::UnknownCredential => Code::ResourceNotFound,
+        Refused::TooManyUsers { .. } => Code::UnacceptableCredential,
     }
 }
 

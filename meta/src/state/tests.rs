@@ -1,5 +1,6 @@
 use super::*;
 use crate::command::PartitionOffset;
+use crate::users::{Credential, Mechanism};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -340,6 +341,69 @@ fn a_snapshot_without_offsets_is_one_of_a_cluster_without_groups() {
     let twice = vec![("g".to_owned(), vec![(uuid(1), vec![])])];
     let twisted = [&bytes[..bytes.len() - rest.len()], &encode(&twice as &OffsetsSnapshot)].concat();
     assert!(matches!(State::restore(shards(1), &twisted), Err(RestoreError::Contradiction { .. })));
+}
+
+fn credential(iterations: u32) -> Credential {
+    Credential { salt: b"salt".to_vec(), iterations, stored_key: vec![1; 32], server_key: vec![2; 32] }
+}
+
+/// A user who was changed, or taken out, would come in with what is not valid any more.
+#[test]
+fn a_credential_is_the_last_that_was_set_also_after_a_snapshot() {
+    let mut run = Run::new(1);
+    let alter = |user: &str, mechanism, credential: Option<u32>| Command::AlterCredentials {
+        user: user.to_owned(),
+        set: vec![(mechanism, credential.map(self::credential))],
+    };
+    let known = |run: &Run, user: &str| -> Vec<(Mechanism, u32)> {
+        let image = run.state.image();
+        image.users.user(user).into_iter().flatten().map(|(m, c)| (*m, c.iterations)).collect()
+    };
+    let before = run.state.snapshot();
+    for (mechanism, iterations) in
+        [(Mechanism::ScramSha256, 1), (Mechanism::ScramSha512, 2), (Mechanism::ScramSha256, 3)]
+    {
+        assert_eq!(run.apply(&alter("u", mechanism, Some(iterations))), Ok(Done::CredentialsAltered));
+    }
+    assert_eq!(known(&run, "u"), [(Mechanism::ScramSha256, 3), (Mechanism::ScramSha512, 2)]);
+    run.state = State::restore(shards(1), &run.state.snapshot()).unwrap();
+    assert_eq!(known(&run, "u"), [(Mechanism::ScramSha256, 3), (Mechanism::ScramSha512, 2)]);
+    // all of it or nothing
+    let half = Command::AlterCredentials {
+        user: "v".to_owned(),
+        set: vec![(Mechanism::ScramSha256, Some(credential(1))), (Mechanism::ScramSha512, None)],
+    };
+    assert_eq!(run.apply(&half), Err(Refused::UnknownCredential));
+    assert!(run.state.image().users.user("v").is_none());
+    run.apply(&alter("u", Mechanism::ScramSha256, None)).unwrap();
+    assert_eq!(run.apply(&alter("u", Mechanism::ScramSha256, None)), Err(Refused::UnknownCredential));
+    assert_eq!(known(&run, "u"), [(Mechanism::ScramSha512, 2)]);
+    run.apply(&alter("u", Mechanism::ScramSha512, None)).unwrap();
+    assert!(run.state.image().users.is_empty());
+    let no_users = run.state.snapshot();
+    assert_eq!(no_users.len(), before.len(), "a snapshot without users is as it was before there were any");
+}
+
+/// Whoever may set users could fill the memory of every core.
+#[test]
+fn users_are_bounded_and_known_ones_go_on() {
+    let mut run = Run::new(1);
+    let set = |n: usize| Command::AlterCredentials {
+        user: format!("u{n}"),
+        set: vec![(Mechanism::ScramSha256, Some(credential(1)))],
+    };
+    for n in 0..crate::limits::USERS_MAX {
+        run.apply(&set(n)).unwrap();
+    }
+    assert!(matches!(run.apply(&set(crate::limits::USERS_MAX)), Err(Refused::TooManyUsers { .. })));
+    run.apply(&set(0)).unwrap();
+}
+
+/// A key in a log or a panic's text is one to try passwords against.
+#[test]
+fn a_credential_does_not_show_its_keys() {
+    let shown = format!("{:?}", credential(4096));
+    assert_eq!(shown, "Credential { iterations: 4096, .. }");
 }
 
 fn commands() -> impl Strategy<Value = Command> {

@@ -1,8 +1,8 @@
 //! FindCoordinator: which broker serves a group or a transactional id.
 //!
-//! Every group is served by the broker that leads the metadata. Transactions are not served yet, so no transactional id
-//! has a coordinator: the answer is the retriable code that a Kafka broker gives while a coordinator is not up, never a
-//! node that would then refuse.
+//! Every group, and every transactional id, is served by the broker that leads the metadata. Transactions are not there
+//! yet, and InitProducerId says so at once: a client that was told to come again for its coordinator would try until its
+//! time is over, and then not know why.
 
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
@@ -42,9 +42,8 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         .controller()
         .and_then(|leader| ctx.reachable(&request.advertised).into_iter().find(|broker| broker.id == leader));
     let (code, why) = match (asked.kind, coordinator) {
-        (GROUP, Some(broker)) => return found(broker.id, broker.at, request, asked.keys),
-        (GROUP, None) => (Code::CoordinatorNotAvailable, "no broker leads the metadata now"),
-        (TRANSACTION, _) => (Code::CoordinatorNotAvailable, "no coordinator is up"),
+        (GROUP | TRANSACTION, Some(broker)) => return found(broker.id, broker.at, request, asked.keys),
+        (GROUP | TRANSACTION, None) => (Code::CoordinatorNotAvailable, "no broker leads the metadata now"),
         (_, _) => (Code::InvalidRequest, "the key type is 0 (group) or 1 (transaction)"),
     };
     let (code, why, nobody) = (code.wire(), StrBytes::from_static_str(why), BrokerId(-1));
@@ -62,7 +61,7 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     respond(&answer, request.version)
 }
 
-/// The coordinator of these groups: this broker, and how a client reaches it.
+/// The coordinator of these keys, and how a client reaches it.
 fn found(id: camus_engine::types::BrokerId, at: (String, u16), request: &Request, keys: Vec<StrBytes>) -> Outcome {
     let (host, port) = (StrBytes::from_string(at.0), i32::from(at.1));
     let me = BrokerId(id.0);
@@ -132,11 +131,21 @@ mod tests {
         }
     }
 
-    /// A client that is sent to a node that does not serve it gives up; told to come again, it does.
+    /// A transactional client that is told to come again hangs until its time is over.
     #[test]
-    fn every_other_key_is_told_that_no_coordinator_is_up() {
+    fn a_transactional_id_has_the_coordinator_of_groups() {
         for version in 1..=6 {
-            for (kind, code) in [(1, 15), (2, 42), (9, 42), (-1, 42)] {
+            let told =
+                |kind| -> FindCoordinatorResponse { World::new().call(handle, version, &question(version, kind)) };
+            assert_eq!(told(1), told(0), "v{version}");
+        }
+    }
+
+    /// A client that is sent to a node for a kind that there is not would ask that node for ever.
+    #[test]
+    fn a_key_of_a_kind_that_there_is_not_is_refused() {
+        for version in 1..=6 {
+            for (kind, code) in [(2, 42), (9, 42), (-1, 42)] {
                 let answer: FindCoordinatorResponse = World::new().call(handle, version, &question(version, kind));
                 if version < 4 {
                     assert_eq!(

@@ -5,14 +5,14 @@
 //! has a row, so that nothing is offered that can not be done.
 
 use super::{
-    Ctx, Outcome, Request, alter_client_quotas, alter_configs, alter_partition_reassignments, api_versions,
-    consumer_group_describe, consumer_group_heartbeat, create_acls, create_partitions, create_topics, delete_acls,
-    delete_groups, delete_records, delete_topics, describe_acls, describe_client_quotas, describe_cluster,
-    describe_configs, describe_groups, describe_log_dirs, describe_producers, describe_quorum,
-    describe_topic_partitions, describe_user_scram_credentials, elect_leaders, fetch, find_coordinator, heartbeat,
-    incremental_alter_configs, init_producer_id, join_group, leave_group, list_config_resources, list_groups,
-    list_offsets, list_partition_reassignments, metadata, offset_commit, offset_delete, offset_fetch,
-    offset_for_leader_epoch, produce, sync_group, update_features,
+    Ctx, Outcome, Request, alter_client_quotas, alter_configs, alter_partition_reassignments,
+    alter_user_scram_credentials, api_versions, consumer_group_describe, consumer_group_heartbeat, create_acls,
+    create_partitions, create_topics, delete_acls, delete_groups, delete_records, delete_topics, describe_acls,
+    describe_client_quotas, describe_cluster, describe_configs, describe_groups, describe_log_dirs, describe_producers,
+    describe_quorum, describe_topic_partitions, describe_user_scram_credentials, elect_leaders, fetch,
+    find_coordinator, heartbeat, incremental_alter_configs, init_producer_id, join_group, leave_group,
+    list_config_resources, list_groups, list_offsets, list_partition_reassignments, metadata, offset_commit,
+    offset_delete, offset_fetch, offset_for_leader_epoch, produce, sync_group, update_features,
 };
 
 /// One API.
@@ -86,6 +86,7 @@ pub static APIS: &[Api] = &[
     row(48, "DescribeClientQuotas", (0, 1), 1, describe_client_quotas::handle),
     row(49, "AlterClientQuotas", (0, 1), 1, alter_client_quotas::handle),
     row(50, "DescribeUserScramCredentials", (0, 0), 0, describe_user_scram_credentials::handle),
+    row(51, "AlterUserScramCredentials", (0, 0), 0, alter_user_scram_credentials::handle),
     row(55, "DescribeQuorum", (0, 2), 0, describe_quorum::handle),
     row(57, "UpdateFeatures", (0, 2), 0, update_features::handle),
     row(60, "DescribeCluster", (0, 2), 0, describe_cluster::handle),

@@ -6,7 +6,7 @@
 use crate::rng::Rng;
 use crate::{KIB, MIB, Target, mutate};
 use camus_engine::types::{Index, ShardId};
-use camus_meta::{Command, PartitionOffset, State, TopicOffsets};
+use camus_meta::{Command, Credential, Mechanism, PartitionOffset, State, TopicOffsets};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -105,7 +105,7 @@ fn command(rng: &mut Rng) -> Command {
     let group = rng.pick(&["g", "h", ""]).to_owned();
     let name = rng.pick(&["t", "u", "v", "", "no name"]).to_owned();
     let at_ms = rng.pick(&[0, 1, 1_800_000_000_000, -1, i64::MAX, i64::MIN]);
-    match rng.below(10) {
+    match rng.below(11) {
         0 => Command::Bootstrap { cluster_id: name },
         1 | 2 => {
             let key = rng.pick(&["retention.ms", "cleanup.policy", "nothing"]).to_owned();
@@ -129,6 +129,13 @@ fn command(rng: &mut Rng) -> Command {
             Command::CommitOffsets { group, at_ms, topics: vec![TopicOffsets { topic: id, partitions }] }
         }
         8 => Command::DeleteOffsets { group, partitions: vec![(id, 0), (id, rng.pick(&[1, u32::MAX]))] },
+        9 => {
+            let (count, iterations) = (rng.below(40), rng.pick(&[0, 4096, u32::MAX]));
+            let credential =
+                Credential { salt: rng.bytes(count), iterations, stored_key: rng.bytes(32), server_key: rng.bytes(32) };
+            let mechanism = rng.pick(&[Mechanism::ScramSha256, Mechanism::ScramSha512]);
+            Command::AlterCredentials { user: name, set: vec![(mechanism, rng.one_in(2).then_some(credential))] }
+        }
         _ if rng.one_in(2) => Command::DeleteGroups { groups: vec![group] },
         _ => Command::ExpireOffsets { group, before_ms: at_ms },
     }

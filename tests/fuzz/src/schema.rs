@@ -313,6 +313,9 @@ fn layouts() -> BTreeMap<i16, Vec<Field>> {
     api(49, vec![array(vec![array(vec![text(), text().null(0)]), array(change)]), flag()]);
     // DescribeUserScramCredentials
     api(50, vec![array(vec![text()]).null(0)]);
+    // AlterUserScramCredentials
+    let set = vec![text(), int8(&[0, 1, 2]), int32(&[4096, 8192, 1]), blob(), blob()];
+    api(51, vec![array(vec![text(), int8(&[0, 1, 2])]), array(set)]);
     // DescribeQuorum
     api(55, vec![named(array(vec![int32(PARTITION)]))]);
     // UpdateFeatures

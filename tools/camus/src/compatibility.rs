@@ -26,7 +26,8 @@ const NOTES: &[(i16, Option<i16>, &str)] = &[
     (46, None, "none is ever under way"),
     (48, None, "there are none"),
     (49, None, "one that is set is refused with UNSUPPORTED_VERSION"),
-    (50, None, "nobody has a password"),
+    (50, Some(SASL_HANDSHAKE), "nobody is asked for a password yet"),
+    (51, Some(SASL_HANDSHAKE), "kept for the time when passwords are asked for"),
     (55, None, "the meta shard, as `__cluster_metadata`; only its leader knows how far the others are"),
     (57, None, "a feature stays at its level: another is INVALID_UPDATE_VERSION"),
     (61, None, "who is remembered for retries"),
@@ -36,6 +37,7 @@ const NOTES: &[(i16, Option<i16>, &str)] = &[
 const NO_ACLS: &str = "there are no ACLs: SECURITY_DISABLED";
 
 const JOIN_GROUP: i16 = 11;
+const SASL_HANDSHAKE: i16 = 17;
 const ADD_PARTITIONS_TO_TXN: i16 = 24;
 
 /// What is not there: the keys that it needs (none: it is no API), and what a client meets until then.
@@ -52,7 +54,7 @@ const NOT_YET: &[(&str, &[i16], &str)] = &[
         &[24, 25, 26, 28],
         "a transactional id is refused; `read_committed` reads like `read_uncommitted`",
     ),
-    ("SASL", &[17, 36, 51], "the connection is closed"),
+    ("SASL", &[17, 36], "the connection is closed"),
     ("TLS", &[], "a listener is PLAINTEXT; the bytes of a TLS hello close the connection"),
     ("ACLs", &[], "everybody may do everything"),
     ("Client quotas", &[], "`throttle_time_ms` is 0"),
