@@ -1,4 +1,4 @@
-//! DescribeUserScramCredentials (KIP-554): which users there are, and by which mechanisms they are known; never by what.
+//! DescribeUserScramCredentials (KIP-554): which users there are and by which mechanisms they are known; never by what.
 
 use super::messages::{self, Fault};
 use super::{Ctx, Outcome, Request};

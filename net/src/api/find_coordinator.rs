@@ -1,8 +1,8 @@
 //! FindCoordinator: which broker serves a group or a transactional id.
 //!
 //! Every group, and every transactional id, is served by the broker that leads the metadata. Transactions are not there
-//! yet, and InitProducerId says so at once: a client that was told to come again for its coordinator would try until its
-//! time is over, and then not know why.
+//! yet, and InitProducerId says so at once: a client that was told to come again for its coordinator would try until
+//! its time is over, and then not know why.
 
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};

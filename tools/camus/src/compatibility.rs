@@ -1,5 +1,5 @@
-//! The first part of `docs/compatibility.md`: what of Kafka's protocol is served, from the very table that serves it, and
-//! the settings of topics, from the table that judges them.
+//! The first part of `docs/compatibility.md`: what of Kafka's protocol is served, from the very table that serves it,
+//! and the settings of topics, from the table that judges them.
 //!
 //! What is missing is listed with the keys that it will bring, and disappears from the page when they are all there.
 
