@@ -1,8 +1,9 @@
 """Groups that commit, by hand: the rows of benches/commits.
 
-Each of many groups commits one offset once a second, from one thread on a few connections, with requests in flight as
-they come: an open loop, so a stall counts for all commits that were due in it. There are no members (generation -1):
-what is measured is the commit. Source: KIP-896 (OffsetCommit 7 and FindCoordinator 2 are in every broker since 2.1).
+Each of many groups commits one offset once a second, from one thread, each on a connection of its own as a consumer
+does (brokers answer the commits of one connection one after the other). An open loop: a stall counts for all commits
+that were due in it. There are no members (generation -1): what is measured is the commit. Source: KIP-896 (OffsetCommit
+7 and FindCoordinator 2 are in every broker since 2.1).
 """
 
 import itertools
@@ -12,7 +13,7 @@ import select
 import struct
 import time
 import urllib.request
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,6 @@ OFFSET_COMMIT, FIND_COORDINATOR = (8, 7), (10, 2)
 #: Not yet: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR.
 LATER = {14, 15, 16}
 TOPIC = "commits"
-CONNECTIONS = 4
 PERIOD_S = 1.0
 #: Not at the very begin of the period: at that of the measured time the looks at /proc are in the way.
 BURST_AT_S = 0.1
@@ -150,18 +150,22 @@ class Client:
             yield asked, commit_error(answer)
 
 
-def drive(address, groups, spread, warmup, seconds, at_begin, at_end):
+def drive(address, groups, spread, warmup, seconds, at_begin, at_end, connections=None):
     """Warms up, calls `at_begin`, commits for the seconds, calls `at_end`, and waits for what is still out."""
-    clients = [Client(address) for _ in range(CONNECTIONS)]
+    clients = [Client(address) for _ in range(connections or groups)]
     requests = [commit_frame(group) for group in range(groups)]
     done, number, began = Done(), 0, False
+    poll, of_fd = select.epoll(), {client.fileno(): client for client in clients}
+    for fd in of_fd:
+        poll.register(fd, select.EPOLLIN)
     begun = time.monotonic() + 0.1
 
     def take(wait):
-        ready, _, _ = select.select(clients, [], [], max(wait, 0))
-        for client in ready:
+        # epoll itself waits for whole milliseconds.
+        select.select([poll], [], [], max(wait, 0))
+        for fd, _ in poll.poll(0):
             now = time.monotonic()
-            for (due, counts), error in client.answers():
+            for (due, counts), error in of_fd[fd].answers():
                 if counts and error:
                     done.wrong(str(error))
                 elif counts:
@@ -176,20 +180,20 @@ def drive(address, groups, spread, warmup, seconds, at_begin, at_end):
                     take(left)
                 at_begin()
             # What is due at the same time leaves a connection at once.
-            frames, numbers = [bytearray() for _ in clients], [[] for _ in clients]
+            frames, numbers = defaultdict(bytearray), defaultdict(list)
             for _, group in due_then:
                 number += 1
-                frames[group % CONNECTIONS] += with_offset(requests[group], number, number)
-                numbers[group % CONNECTIONS].append(number)
+                frames[group % len(clients)] += with_offset(requests[group], number, number)
+                numbers[group % len(clients)].append(number)
             while (left := due - time.monotonic()) > 0:
                 take(left)
-            for client, frame, out in zip(clients, frames, numbers, strict=True):
+            for at, frame in frames.items():
+                client, out = clients[at], numbers[at]
                 if counts:
                     done.due += len(out)
                     done.late_ms += [(time.monotonic() - due) * 1e3] * len(out)
                 client.out.extend((number, due, counts) for number in out)
-                if frame:
-                    client.sock.sendall(frame)
+                client.sock.sendall(frame)
             take(0)
         while (left := begun + warmup + seconds - time.monotonic()) > 0:
             take(left)
@@ -198,6 +202,7 @@ def drive(address, groups, spread, warmup, seconds, at_begin, at_end):
         while any(client.out for client in clients) and time.monotonic() < end:
             take(0.05)
     finally:
+        poll.close()
         for client in clients:
             client.sock.close()
     for client in clients:
@@ -301,7 +306,8 @@ def commits(context, broker, settings):
         looks.append(Cost.look(broker))
 
     options = context.options
-    done = drive(broker.address, groups, settings["spread"], options.warmup, options.seconds, look, look)
+    measured = options.warmup, options.seconds, look, look
+    done = drive(broker.address, groups, settings["spread"], *measured, connections=settings["connections"])
     own.append(own_flushes(broker))
     answered = len(done.took_ms)
     if answered < (1 - ERRORS_MAX) * done.due:
@@ -345,9 +351,12 @@ FIGURES = (
 BARS = (rows.Bar("broker CPU less than 10 % of a core", "cpu", at_most=10.0),)
 
 
-def rows_of(groups=500):
+def rows_of(groups=500, connections=None):
+    """`connections`: that the groups share; None: each has its own."""
     found = []
     for name, how, spread in (("spread", "each at a time of its own", True), ("burst", "all at once", False)):
-        title, settings = f"{groups} groups commit once a second, {how}", {"groups": groups, "spread": spread}
+        shared = f", on {connections} connections" if connections else ""
+        title = f"{groups} groups commit once a second, {how}{shared}"
+        settings = {"groups": groups, "spread": spread, "connections": connections}
         found.append(rows.Row(f"commits_{name}", title, FIGURES, BARS, action=commits, settings=settings))
     return found

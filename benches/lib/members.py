@@ -23,6 +23,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "kafka" / "Members.java"
 #: For many consumers in one process, and for one.
 HEAP_MANY, HEAP_ONE = "512m", "128m"
 PATIENCE_S = 120.0
+#: Not yet: UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER. Kafka names a leader before that one knows it is it.
+LATER, READY_S = {3, 6}, 30.0
 #: The classic protocol: the client's defaults, and those of its own that the rows with a loss set.
 SESSION_MS, HEARTBEAT_MS = 6_000, 2_000
 #: The same of the broker's groups of KIP-848, with their lower bounds out of the way.
@@ -303,11 +305,13 @@ def sizes(context, settings):
 def topic_of(broker, partitions):
     """A topic with one record in each partition."""
     wire.make_topic(broker.address, "members", partitions, 60)
+    end = time.monotonic() + READY_S
     with wire.Conn(broker.address, timeout=30) as conn:
         for partition in range(partitions):
-            error = conn.produce("members", b"x" * 100, partition)
-            if error:
-                raise Failed(f"a record for partition {partition} was refused with error {error}")
+            while error := conn.produce("members", b"x" * 100, partition):
+                if error not in LATER or time.monotonic() > end:
+                    raise Failed(f"a record for partition {partition} was refused with error {error}")
+                time.sleep(0.05)
     return "members"
 
 

@@ -228,7 +228,7 @@ def page(records, rows, systems, about, plots):
 
 def load_line(records):
     found = spread([r["load_before"] for r in records if not r["set_aside"]])
-    return f"{found.median} ({found.low} .. {found.high})" if found else "-"
+    return f"{found.median:.2f} ({found.low:.2f} .. {found.high:.2f})" if found else "-"
 
 
 def steal_line(records):

@@ -63,7 +63,7 @@ class FakeBroker:
     """Answers every commit with error 0, that of the groups in `errors` with theirs, that of `silent` ones never."""
 
     def __init__(self, errors=None, silent=()):
-        self.errors, self.silent, self.seen = errors or {}, silent, 0
+        self.errors, self.silent, self.seen, self.connections = errors or {}, silent, 0, 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()
@@ -72,6 +72,7 @@ class FakeBroker:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self.listener.accept()
+                self.connections += 1
                 threading.Thread(target=self.serve, args=(sock,), daemon=True).start()
 
     def serve(self, sock):
@@ -104,6 +105,16 @@ class Driven(unittest.TestCase):
         self.assertEqual((broker.seen, done.due, len(done.took_ms), len(done.late_ms)), (20, 10, 9, 10))
         self.assertEqual((done.errors, looks), ({"25": 1}, [1, 2]))
         self.assertTrue(all(ms >= 0 for ms in done.took_ms))
+
+    def test_each_group_has_a_connection_of_its_own_unless_they_are_to_share_some(self):
+        """Lost if it fails: a commit waits for those of other groups, as that of no consumer does."""
+        for connections, made in ((None, 10), (3, 3)):
+            broker = FakeBroker()
+            try:
+                done = commits.drive(broker.address, 10, False, 0.0, 1.0, int, int, connections=connections)
+            finally:
+                broker.close()
+            self.assertEqual((broker.connections, broker.seen, len(done.took_ms), done.errors), (made, 10, 10, {}))
 
     def test_a_broker_that_closes_a_connection_ends_the_run(self):
         """Lost if it fails: half of the groups are not there, and the broker is praised for its low CPU."""
