@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from process import Failure, Skip
+from process import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = re.compile(r"(?m)^camus ready kafka=(\S+) http=(\S+) cluster=(\S+)\n")
@@ -131,7 +131,7 @@ class Foreign:
 
 
 class Wire:
-    """One connection, and one request at a time, in versions without tagged fields."""
+    """One connection, and one request at a time."""
 
     def __init__(self, address):
         host, _, port = address.rpartition(":")
@@ -175,6 +175,19 @@ class Reader:
         size = self.get("h")
         self.at += max(size, 0)
         return None if size < 0 else self.data[self.at - size : self.at].decode()
+
+    def varint(self):
+        value = shift = 0
+        while True:
+            byte = self.get("B")
+            value, shift = value | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                return value
+
+    def compact(self):
+        """A compact string; None if it is null."""
+        size = self.varint()
+        return self.rest(size - 1).decode() if size else None
 
     def rest(self, count):
         self.at += count
@@ -226,8 +239,21 @@ def stored_batch(address, topic, partition=0, offset=0):
     return Batch(base, attributes, producer_id, sequence, count)
 
 
+def consumer_members(address, group):
+    """How many members a group of KIP-848 has, by ConsumerGroupDescribe 0; a group of the classic protocol is none."""
+    name = group.encode()
+    body = b"\0\2" + bytes([len(name) + 1]) + name + b"\0\0"  # the header's tags, one group, no operations, no tags
+    with Wire(address) as wire:
+        answer = wire.ask(69, 0, body)
+    answer.get("bi")  # the header's tags, throttled
+    answer.varint()  # groups: this one
+    error, text, _, state = answer.get("h"), answer.compact(), answer.compact(), answer.compact()
+    if error:
+        raise Failure(f"ConsumerGroupDescribe 0 of {group} answered error {error}: {text} {state}")
+    answer.get("ii")  # epochs
+    answer.compact()  # assignor
+    return answer.varint() - 1
+
+
 def codec_of(address, topic, partition=0):
     return stored_batch(address, topic, partition).codec
-
-
-__all__ = ["Batch", "Foreign", "Own", "Skip", "binary", "codec_of", "served", "stored_batch", "version"]

@@ -8,24 +8,24 @@ END = "<!-- end of what tests/clients/run made -->"
 
 
 def table(results, clients, scenarios, broker):
-    """The lines between the marks. `results`: (client, scenario) -> (verdict, text)."""
-    reasons = []
+    """The lines between the marks. `results`: (client, scenario) -> (verdict, reasons)."""
+    known = []
 
     def note(text):
-        if text not in reasons:
-            reasons.append(text)
-        return str(reasons.index(text) + 1)
+        if text not in known:
+            known.append(text)
+        return str(known.index(text) + 1)
 
     def cell(client, scenario):
-        verdict, text = results.get((client.name, scenario), ("", ""))
-        if verdict == "skipped":
-            return note(text)
-        return {"ok": "yes", "FAILED": "**no**"}.get(verdict, "")
+        verdict, reasons = results.get((client.name, scenario), ("", ()))
+        word = {"ok": "yes", "FAILED": "**no**"}.get(verdict, "")
+        return " ".join([word, *map(note, reasons)]).strip()
 
     counts = {verdict: sum(of == verdict for of, _ in results.values()) for verdict in ("ok", "FAILED", "skipped")}
     lines = [
         f"{broker}, {datetime.date.today().isoformat()}: {counts['ok']} passed, {counts['FAILED']} failed, "
-        f"{counts['skipped']} skipped. A number is a reason below; an empty field is not asked of that client.",
+        f"{counts['skipped']} skipped. A number is a reason below, why it or (behind a yes) a part was left out; "
+        "an empty field is not asked of that client.",
         "",
         f"| client | {' | '.join(scenarios)} |",
         "|---" * (len(scenarios) + 1) + "|",
@@ -33,8 +33,8 @@ def table(results, clients, scenarios, broker):
     for client in clients:
         row = [cell(client, scenario) for scenario in scenarios]
         lines.append(f"| {client.title} | {' | '.join(row)} |")
-    if reasons:
-        lines += [""] + [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    if known:
+        lines += [""] + [f"{number}. {reason}" for number, reason in enumerate(known, 1)]
     return lines
 
 

@@ -105,7 +105,9 @@ class Program:
 
     def why(self):
         errors = [event["error"] for event in self.events if "error" in event]
-        return brief(errors[-1] if errors else self.said() or "it said nothing")
+        failed = [event for event in self.events if "failed" in event]
+        told = [f"{len(failed)} records failed, the first: {failed[0]['failed']}"] if failed else []
+        return brief("; ".join(errors[-1:] + told) or self.said() or "it said nothing")
 
     def join(self, seconds):
         """Waits for its end, by itself. Its exit status; SIGKILL and a failure if it does not end in time."""

@@ -404,7 +404,6 @@ func (k *kafkaGo) grow(o options) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(500 * time.Millisecond)
 	return answer.Errors[o.topic()]
 }
 

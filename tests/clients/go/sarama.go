@@ -391,9 +391,7 @@ func (s *saramas) alter(o options) error {
 }
 
 func (s *saramas) grow(o options) error {
-	err := s.admin.CreatePartitions(o.topic(), int32(o.partitions()), nil, false)
-	time.Sleep(200 * time.Millisecond)
-	return err
+	return s.admin.CreatePartitions(o.topic(), int32(o.partitions()), nil, false)
 }
 
 func (s *saramas) deleteRecords(o options) error {

@@ -382,10 +382,6 @@ public final class Client {
 
     private void grow(Options a) throws Exception {
         get(admin().createPartitions(Map.of(a.topic(), NewPartitions.increaseTo(a.partitions()))).all());
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(10);
-        while (describe(a.topic()).size() < a.partitions() && System.nanoTime() < deadline) {
-            Thread.sleep(100);
-        }
     }
 
     private List<String> groups() throws Exception {

@@ -178,12 +178,14 @@ class Client {
 
   async grow (a) {
     await (await this.admin()).createPartitions({ topicPartitions: [{ topic: a.topic, count: a.partitions }] })
-    await sleep(200)
   }
 
   async delete_records (a) {
     const partitions = [{ partition: a.partition, offset: a.text('before') }]
-    await (await this.admin()).deleteTopicRecords({ topic: a.topic, partitions })
+    const admin = await this.admin()
+    // It looks for the leader only among the topics that it has asked for before.
+    await admin.fetchTopicOffsets(a.topic)
+    await admin.deleteTopicRecords({ topic: a.topic, partitions })
   }
 
   async delete (a) { await (await this.admin()).deleteTopics({ topics: [a.topic] }) }

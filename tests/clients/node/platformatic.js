@@ -21,6 +21,8 @@ class Client {
 
   async create (a) {
     await this.admin.createTopics({ topics: [a.topic], partitions: a.partitions, replicas: 1, configs: a.settings })
+    // Until each partition is led: where one refuses, the producer sends the records of all of them again.
+    await this.list(a, -1n)
   }
 
   async produce (a) {
@@ -171,7 +173,6 @@ class Client {
 
   async grow (a) {
     await this.admin.createPartitions({ topics: [{ name: a.topic, count: a.partitions, assignments: null }] })
-    await sleep(200)
   }
 
   async delete_records (a) {

@@ -109,7 +109,8 @@ async function enough (options, came) {
 function chain (error, found = []) {
   if (error && !found.includes(error)) {
     found.push(error)
-    for (const inner of [...(error.errors || []), error.cause, error.originalError]) chain(inner, found)
+    const more = (error.partitions || []).map(part => part.error)
+    for (const inner of [...(error.errors || []), ...more, error.cause, error.originalError]) chain(inner, found)
   }
   return found
 }

@@ -227,7 +227,6 @@ class Verbs:
     async def grow(self, a):
         more = {a.topic: NewPartitions(a.partitions)}
         await self.with_admin(lambda admin: admin.create_partitions(more, timeout_ms=20000))
-        await asyncio.sleep(0.2)
 
     async def delete_records(self, a):
         spot = aiokafka.TopicPartition(a.topic, a.number("partition"))

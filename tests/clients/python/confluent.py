@@ -1,7 +1,5 @@
 """librdkafka through confluent-kafka."""
 
-import time
-
 import confluent_kafka as ck
 from confluent_kafka import admin as ka
 from verbs import STOPPED, Enough, main, nobody, say, say_record
@@ -176,11 +174,6 @@ class Client:
 
     def grow(self, a):
         self.done(self.admin.create_partitions([ka.NewPartitions(a.topic, a.partitions)], operation_timeout=20))
-        end = time.monotonic() + 10
-        while len(self.admin.list_topics(a.topic, timeout=15).topics[a.topic].partitions) < a.partitions:
-            if time.monotonic() > end:
-                return
-            time.sleep(0.1)
 
     def delete_records(self, a):
         spot = ck.TopicPartition(a.topic, a.number("partition"), a.number("before"))
