@@ -209,7 +209,7 @@ impl ProducerIdRange {
 /// Why the state machine did not do it. Nothing has changed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum Refused {
-    #[error("topic '{name}' exists already")]
+    #[error("topic '{name}' already exists")]
     TopicExists { name: String },
     #[error("there is no such topic")]
     UnknownTopic,

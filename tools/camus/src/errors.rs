@@ -873,7 +873,7 @@ mod tests {
                 "127.0.0.1:9092",
                 36,
                 "TOPIC_ALREADY_EXISTS",
-                Some("topic 'a' exists already"),
+                Some("topic 'a' already exists"),
                 "camus topic describe a",
             ),
             broker_answer("127.0.0.1:9092", "the answer to Metadata v12 ends early"),

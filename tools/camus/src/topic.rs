@@ -261,7 +261,7 @@ mod tests {
                 let result = CreatableTopicResult::default().with_name(topic.name.clone());
                 let result = match topic.name.0.as_str() {
                     "taken" => {
-                        result.with_error_code(36).with_error_message(Some(text("topic 'taken' exists already")))
+                        result.with_error_code(36).with_error_message(Some(text("topic 'taken' already exists")))
                     }
                     _ => result.with_num_partitions(topic.num_partitions.max(1)).with_configs(Some(Vec::new())),
                 };
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(create(&addr, "a", None, None, &[]).expect("made"), "made topic 'a' with 1 partition");
         let error = create(&addr, "taken", None, None, &[]).expect_err("it exists");
         assert_eq!(error.code, "CAM-0302");
-        assert_eq!(error.meaning, "TOPIC_ALREADY_EXISTS (36): topic 'taken' exists already");
+        assert_eq!(error.meaning, "TOPIC_ALREADY_EXISTS (36): topic 'taken' already exists");
     }
 
     #[test]
