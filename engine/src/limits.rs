@@ -111,6 +111,15 @@ pub const DECOMPRESSED_BYTES_FREE: usize = 16 * 1024 * 1024;
 /// reach 1000 and more on zeros only).
 pub const DECOMPRESSED_RATIO_MAX: usize = 128;
 
+/// What a batch may unpack to that its topic wants packed anew by gzip or zstd (`compression.type`): 10 ms of a core or
+/// so. A larger one stays in the codec that it came in.
+pub const PACK_SLOW_BYTES_MAX: usize = 512 * 1024;
+/// The same for snappy, lz4 and no codec, which take an eighth of the time.
+pub const PACK_FAST_BYTES_MAX: usize = 8 * PACK_SLOW_BYTES_MAX;
+/// What a core packs in one turn, in bytes of the faster codecs; batches behind it wait for the next one. So a turn is
+/// over in some 20 ms whatever is asked for, and whoever else is served by the core has its turn.
+pub const PACK_WORK_PER_TURN: usize = PACK_FAST_BYTES_MAX;
+
 /// Entries of a ring's submission queue. What does not fit waits in a backlog; a system call takes this many at most.
 pub const RING_ENTRIES: u32 = 512;
 /// Entries of a ring's completion queue. What does not fit is kept by the kernel (IORING_FEAT_NODROP).

@@ -1,5 +1,5 @@
-//! What a core does when a budget of its memory is spent (docs/adr/0006-memory.md): the pump, with a disk that does at
-//! once what it is told.
+//! What a core does when a budget of its memory (docs/adr/0006-memory.md), or of a turn's time, is spent: the pump,
+//! with a disk that does at once what it is told.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where its helpers do not hold")]
 
@@ -8,8 +8,11 @@ mod partition_kit;
 use bytes::Bytes;
 use camus_engine::io::buf::ChunkPool;
 use camus_engine::io::{DiskDone, DiskOk, DiskOp, FileId, Volume};
-use camus_engine::limits::{PARKED_PRODUCES_MAX, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES, WAL_SPARE_SEGMENTS_MAX};
-use camus_engine::shard::api::{Answer, Ask, BatchRules, Refusal, Route, ShardTable, Ticket};
+use camus_engine::limits::{
+    PACK_SLOW_BYTES_MAX, PARKED_PRODUCES_MAX, WAL_CHUNK_BYTES, WAL_GROUP_BESIDE_BYTES, WAL_SPARE_SEGMENTS_MAX,
+};
+use camus_engine::partition::batch::Codec;
+use camus_engine::shard::api::{Answer, Ask, BatchRules, Packing, Refusal, Route, ShardTable, Ticket};
 use camus_engine::shard::core::{Core, CoreConfig, Out};
 use camus_engine::stats::CoreStats;
 use camus_engine::types::{CoreId, Mono, Offset, PartitionId, ShardId, WallMs};
@@ -230,4 +233,40 @@ fn an_idle_core_rests_and_one_on_which_something_waits_does_not() {
     });
     assert!(host.core.waits_since().is_some());
     assert!(rest(&host) <= Duration::from_millis(10), "what waits is looked after in {:?}", rest(&host));
+}
+
+/// One request of a few KiB would hold a core for a minute, and everybody whom it serves; in a cluster it would cost
+/// the core its leadership.
+#[test]
+fn batches_that_are_packed_anew_share_the_core_with_others() {
+    let mut host = Host::new(1 << 20);
+    let packing = Some(Packing { codec: Codec::Gzip, level: 1 });
+    let rules = BatchRules { packing, ..BatchRules::default() };
+    let record = |n: i64| Rec { value: Some(vec![7; PACK_SLOW_BYTES_MAX - 200]), timestamp: NOW + n, ..Rec::default() };
+    let asked: Vec<u64> = (0..5)
+        .map(|n| {
+            let batch = Batch { codec: 4, ..Batch::of(vec![record(n)]) }.bytes();
+            host.ask(Ask::Produce { to: TO, batch, rules })
+        })
+        .collect();
+    let mut turns = 0;
+    while host.core.waits_since().is_some() {
+        assert!(turns < 10, "each turn takes one of them");
+        let waiting = host.core.next_deadline();
+        if turns > 0 {
+            assert_eq!(waiting, Some(Mono(0)), "the next turn is due at once");
+        }
+        let (bytes_max, at_least_one) = (1, true);
+        let read = Ask::Read { from: TO, offset: Offset(0), bytes_max, at_least_one, epoch: None, watch: false };
+        let read = host.ask(read);
+        host.core.turn_end(host.now, WallMs(NOW), &mut host.out);
+        assert!(host.out.answers.iter().any(|(ticket, _)| ticket.request == read), "who reads is served meanwhile");
+        host.out.answers.retain(|(ticket, _)| ticket.request != read);
+        turns += 1;
+    }
+    assert!(turns >= 3, "no turn takes all of them, and not {turns}");
+    host.settle();
+    assert_ne!(host.core.next_deadline(), Some(Mono(0)), "nothing is left to do");
+    let offsets: Vec<_> = asked.into_iter().map(|request| host.answered(request).expect("it is answered")).collect();
+    assert_eq!(offsets, (0..5).map(|n| Ok(Offset(n))).collect::<Vec<_>>(), "in the order in which they came");
 }

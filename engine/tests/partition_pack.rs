@@ -6,8 +6,9 @@
 mod partition_kit;
 
 use bytes::Bytes;
+use camus_engine::limits;
 use camus_engine::partition::batch::{BatchHead, Codec, HEADER_BYTES, validate};
-use camus_engine::partition::pack::repacked;
+use camus_engine::partition::pack;
 use camus_engine::partition::records;
 use camus_engine::shard::api::{BatchRules, Packing, Refusal, TimestampType};
 use camus_engine::types::WallMs;
@@ -16,6 +17,10 @@ use partition_kit::*;
 /// Each codec with a level that is not its usual one.
 const WANTED: [(Codec, i32); 5] =
     [(Codec::None, 0), (Codec::Gzip, 1), (Codec::Snappy, 0), (Codec::Lz4, 17), (Codec::Zstd, 22)];
+
+fn repacked(sent: &Bytes, rules: &BatchRules, now: WallMs) -> Result<Option<Bytes>, Refusal> {
+    pack::repacked(sent, rules, now, &mut 0)
+}
 
 fn rules(codec: Codec, level: i32) -> BatchRules {
     BatchRules { packing: Some(Packing { codec, level }), ..BatchRules::default() }
@@ -82,10 +87,17 @@ fn what_would_be_larger_than_a_batch_may_be_is_refused() {
 /// Damage would get a checksum of its own, and be served for ever.
 #[test]
 fn a_damaged_batch_is_not_packed_anew() {
-    let mut bytes = sent(1).to_vec();
-    *bytes.last_mut().unwrap() ^= 1;
-    let refused = repacked(&Bytes::from(bytes), &rules(Codec::Zstd, 3), WallMs(NOW));
-    assert!(matches!(refused, Err(Refusal::Corrupt(_))), "{refused:?}");
+    for codec in 0..=4 {
+        let mut bytes = sent(codec).to_vec();
+        *bytes.last_mut().unwrap() ^= 1;
+        let (bytes, rules) = (Bytes::from(bytes), rules(if codec == 4 { Codec::Gzip } else { Codec::Zstd }, 3));
+        // where its records can not even be read, it is refused when it is appended
+        let refused = repacked(&bytes, &rules, WallMs(NOW)).and_then(|packed| {
+            assert_eq!(packed, None, "codec {codec}");
+            validate(&bytes, &rules, WallMs(NOW)).map(|_| ())
+        });
+        assert!(matches!(refused, Err(Refusal::Corrupt(_))), "codec {codec}: {refused:?}");
+    }
     let keyless = Batch::values(2).bytes();
     let rules = BatchRules { compacted: true, ..rules(Codec::Zstd, 3) };
     let refused = repacked(&keyless, &rules, WallMs(NOW));
@@ -99,4 +111,28 @@ fn the_time_of_the_append_goes_with_a_new_codec() {
     let checked = validate(&packed, &rules, WallMs(NOW + 5)).unwrap();
     assert_eq!(checked.append_time, Some(WallMs(NOW + 5)));
     assert_eq!(checked.head.codec(), Some(Codec::Lz4));
+}
+
+/// A few KiB would hold a core for seconds, and everybody whom it serves: gzip takes 30 ms for a MiB.
+#[test]
+fn what_unpacks_to_more_than_is_packed_anew_stays_as_it_was_sent() {
+    let zeros = |bytes: usize| Rec { value: Some(vec![0; bytes]), ..Rec::default() };
+    for (codec, level) in WANTED {
+        let most = match codec {
+            Codec::Gzip | Codec::Zstd => limits::PACK_SLOW_BYTES_MAX,
+            Codec::None | Codec::Snappy | Codec::Lz4 => limits::PACK_FAST_BYTES_MAX,
+        };
+        let rules = BatchRules { batch_bytes_max: 2 * most as u32, ..rules(codec, level) };
+        let other = if codec == Codec::Gzip { 4 } else { 1 };
+        let batch = |bytes: usize| Batch { codec: other, ..Batch::of(vec![zeros(bytes)]) }.bytes();
+        let (mut work, within) = (0, batch(most - 100));
+        let packed = pack::repacked(&within, &rules, WallMs(NOW), &mut work).unwrap();
+        assert_eq!(unpacked(&packed.expect("it is not too much")).1, unpacked(&within).1);
+        assert!(work >= limits::PACK_WORK_PER_TURN - 8 * 200, "{codec:?}: a turn is over behind it");
+        let (mut work, over) = (0, batch(most + 1));
+        assert!(pack::is_due(&over, &rules), "the next turn may begin with it");
+        assert_eq!(pack::repacked(&over, &rules, WallMs(NOW), &mut work), Ok(None), "{codec:?}");
+        assert!(work <= most, "{codec:?}: it was given up at the limit");
+        assert!(validate(&over, &rules, WallMs(NOW)).is_ok(), "and is stored");
+    }
 }

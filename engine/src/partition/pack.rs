@@ -5,6 +5,7 @@
 
 use super::batch::{self, BatchHead, Codec, HEADER_BYTES};
 use super::records::{self, XERIAL_MAGIC};
+use crate::limits;
 use crate::shard::api::{BatchRules, Packing, Refusal};
 use crate::types::WallMs;
 use bytes::Bytes;
@@ -15,53 +16,69 @@ const SNAPPY_BLOCK_BYTES: usize = 32 * 1024;
 /// Higher levels of zstd take tens of megabytes for each batch, and none of them is budgeted for.
 const ZSTD_LEVEL_MAX: i32 = 9;
 
-/// The batch in the codec that its topic wants; `None` if it has that, or if any will do.
+/// Whether [`repacked`] has something to do.
+pub fn is_due(sent: &[u8], rules: &BatchRules) -> bool {
+    let Some(packing) = rules.packing else { return false };
+    BatchHead::parse(sent).is_ok_and(|head| head.codec().is_some_and(|codec| codec != packing.codec))
+}
+
+/// The batch in the codec that its topic wants; `None` if it has that, if any will do, or if it unpacks to more than is
+/// packed anew ([`limits::PACK_SLOW_BYTES_MAX`]): that is a core's time, and a few KiB may stand for very much of it.
+/// `work` grows by what was unpacked, in bytes of the faster codecs.
 ///
 /// It is judged as it was sent, by all rules ([`batch::validate`]). What comes out is a client's batch like any other,
-/// to be judged where it is appended: it may be too large by then, or may unpack to too much.
-pub fn repacked(sent: &Bytes, rules: &BatchRules, now: WallMs) -> Result<Option<Bytes>, Refusal> {
-    let Some(packing) = rules.packing else { return Ok(None) };
+/// to be judged where it is appended: it may be too large by then.
+pub fn repacked(sent: &Bytes, rules: &BatchRules, now: WallMs, work: &mut usize) -> Result<Option<Bytes>, Refusal> {
+    let Some(packing) = rules.packing.filter(|_| is_due(sent, rules)) else { return Ok(None) };
     let head = BatchHead::parse(sent)?;
-    if head.codec() == Some(packing.codec) {
+    let (limit, weight) = match packing.codec {
+        Codec::Gzip | Codec::Zstd => (limits::PACK_SLOW_BYTES_MAX, 8),
+        Codec::None | Codec::Snappy | Codec::Lz4 => (limits::PACK_FAST_BYTES_MAX, 1),
+    };
+    let mut plain = Bounded { bytes: Vec::new(), limit, is_over: false };
+    let unpacked = records::unpack(&head, &sent[HEADER_BYTES..], &mut plain);
+    *work += plain.bytes.len();
+    if unpacked.is_err() {
+        // too much, or no records at all: whoever appends it says so
         return Ok(None);
     }
     batch::validate(sent, rules, now)?;
+    *work += weight * plain.bytes.len();
     let limit = rules.batch_bytes_max as usize;
     let mut out = Bounded { bytes: sent[..HEADER_BYTES].to_vec(), limit, is_over: false };
-    let done = pack(packing, &head, &sent[HEADER_BYTES..], &mut out);
+    let done = pack(packing, &plain.bytes, &mut out);
     if out.is_over {
         return Err(Refusal::TooLarge { bytes: limit + 1, limit });
     }
-    done.map(|()| Some(batch::with_codec(out.bytes, packing.codec)))
+    done.map(|()| Some(batch::with_codec(out.bytes, packing.codec))).map_err(failed)
 }
 
-/// `body`: the batch without its header.
-fn pack(packing: Packing, head: &BatchHead, body: &[u8], out: &mut Bounded) -> Result<(), Refusal> {
+fn pack(packing: Packing, plain: &[u8], out: &mut Bounded) -> io::Result<()> {
     match packing.codec {
-        Codec::None => records::unpack(head, body, out),
+        Codec::None => out.write_all(plain),
         Codec::Gzip => {
             let level = u32::try_from(packing.level);
             let level = level.map_or_else(|_| flate2::Compression::default(), flate2::Compression::new);
             let mut gzip = flate2::write::GzEncoder::new(out, level);
-            records::unpack(head, body, &mut gzip)?;
-            gzip.finish().map(|_| ()).map_err(failed)
+            gzip.write_all(plain)?;
+            gzip.finish().map(|_| ())
         }
         Codec::Snappy => {
-            let mut snappy = SnappyBlocks::begin(out).map_err(failed)?;
-            records::unpack(head, body, &mut snappy)?;
-            snappy.end_block().map_err(failed)
+            let mut snappy = SnappyBlocks::begin(out)?;
+            snappy.write_all(plain)?;
+            snappy.end_block()
         }
         Codec::Lz4 => {
             let info = lz4_flex::frame::FrameInfo::new().block_size(lz4_flex::frame::BlockSize::Max64KB);
             let mut lz4 = lz4_flex::frame::FrameEncoder::with_frame_info(info, out);
-            records::unpack(head, body, &mut lz4)?;
-            lz4.finish().map(|_| ()).map_err(failed)
+            lz4.write_all(plain)?;
+            lz4.finish().map(|_| ()).map_err(io::Error::other)
         }
         Codec::Zstd => {
             let level = packing.level.min(ZSTD_LEVEL_MAX);
-            let mut zstd = zstd::stream::write::Encoder::new(out, level).map_err(failed)?;
-            records::unpack(head, body, &mut zstd)?;
-            zstd.finish().map(|_| ()).map_err(failed)
+            let mut zstd = zstd::stream::write::Encoder::new(out, level)?;
+            zstd.write_all(plain)?;
+            zstd.finish().map(|_| ())
         }
     }
 }
@@ -71,7 +88,7 @@ fn failed<E>(_: E) -> Refusal {
     Refusal::Invalid { why: "the batch can not be packed in its topic's codec", indexes: Vec::new() }
 }
 
-/// The batch on its way: no larger than a batch of the topic may be.
+/// Bytes on their way, no more than there may be: of the records, and of the batch that is made of them.
 struct Bounded {
     bytes: Vec<u8>,
     limit: usize,

@@ -184,6 +184,10 @@ pub struct Core {
     pub(super) table: Arc<ShardTable>,
     pub(super) stats: Arc<CoreStats>,
     parked: VecDeque<Parked>,
+    /// What was packed anew in this turn, see [`limits::PACK_WORK_PER_TURN`].
+    packing_work: usize,
+    /// The turn ended in the middle of that: the next one is due at once.
+    packs_on: bool,
     /// Readies whose records are in groups up to this LSN, in LSN order.
     unpersisted: VecDeque<(Lsn, ShardId, u64)>,
     reads: DiskReads,
@@ -259,6 +263,8 @@ impl Core {
             table,
             stats,
             parked: VecDeque::new(),
+            packing_work: 0,
+            packs_on: false,
             unpersisted: VecDeque::new(),
             next_tick: None,
             next_release: Mono(0),
@@ -440,6 +446,8 @@ impl Core {
                 break;
             }
         }
+        self.packs_on = self.packing_work >= limits::PACK_WORK_PER_TURN && !self.parked.is_empty();
+        self.packing_work = 0;
         self.waits_for_others = self.peers.is_one_at_limit(now);
         self.take_parked(now, out);
         self.append_snapshots();
@@ -460,6 +468,9 @@ impl Core {
     pub fn next_deadline(&self) -> Option<Mono> {
         if self.poisoned {
             return None;
+        }
+        if self.packs_on {
+            return Some(Mono(0));
         }
         let tick = self.next_tick.map(|at| if self.may_rest() { at + IDLE_TICK } else { at });
         tick.into_iter().chain(self.wal.next_deadline()).min()
@@ -540,6 +551,9 @@ impl Core {
 
     /// Appends one batch, or answers why not. Gives the request back if the WAL has no room for it now.
     fn produce(&mut self, now: Mono, wall: WallMs, mut parked: Parked, out: &mut Out) -> Option<Parked> {
+        if self.packing_work >= limits::PACK_WORK_PER_TURN && pack::is_due(&parked.batch, &parked.rules) {
+            return Some(parked);
+        }
         let limit = self.wal.record_bytes_max();
         let repacked = self.repack(wall, &mut parked);
         let bytes = parked.batch.len();
@@ -565,10 +579,11 @@ impl Core {
     }
 
     /// Packs the batch as its topic wants it, once: what room it needs is known only then.
-    fn repack(&self, wall: WallMs, parked: &mut Parked) -> Result<(), Refusal> {
+    fn repack(&mut self, wall: WallMs, parked: &mut Parked) -> Result<(), Refusal> {
         if parked.rules.packing.is_some() {
             self.led(parked.to, None)?;
-            if let Some(batch) = pack::repacked(&parked.batch, &parked.rules, wall)? {
+            let work = &mut self.packing_work;
+            if let Some(batch) = pack::repacked(&parked.batch, &parked.rules, wall, work)? {
                 parked.batch = batch;
             }
         }

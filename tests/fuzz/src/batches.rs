@@ -56,7 +56,7 @@ pub fn fuzz(data: &[u8]) {
     };
     let sent = Bytes::from(raw);
     let packing = Some(Packing { codec, level: i32::from(how >> 6) });
-    if let Ok(Some(packed)) = packer::repacked(&sent, &BatchRules { packing, ..rules }, NOW) {
+    if let Ok(Some(packed)) = packer::repacked(&sent, &BatchRules { packing, ..rules }, NOW, &mut 0) {
         let (from, to) = (plain(&sent), plain(&packed));
         assert_eq!(from, to, "another codec, the same records");
     }
