@@ -9,15 +9,15 @@ use camus_engine::shard::api::Ticket;
 use std::collections::BTreeMap;
 
 impl Coordinator {
-    /// `None`: there is no such group, or it is one of KIP-848, which is not described so.
-    pub(super) fn describe(&self, name: &str, state: &State) -> Option<Described> {
+    /// Not found: there is no such group, or it is one of KIP-848, which is not described so.
+    pub(super) fn describe(&self, name: &str, state: &State) -> Result<Described, GroupRefusal> {
         if self.consumers.contains_key(name) {
-            return None;
+            return Err(GroupRefusal::GroupNotFound);
         }
         let Some(group) = self.groups.get(name) else {
-            state.offsets().group(name)?;
+            state.offsets().group(name).ok_or(GroupRefusal::GroupNotFound)?;
             let (protocol_type, protocol) = (String::new(), String::new());
-            return Some(Described { state: GroupState::Empty, protocol_type, protocol, members: Vec::new() });
+            return Ok(Described { state: GroupState::Empty, protocol_type, protocol, members: Vec::new() });
         };
         let stable = group.state == GroupState::Stable;
         let members = group.members.iter().map(|(id, member)| DescribedMember {
@@ -28,7 +28,7 @@ impl Coordinator {
             metadata: member.speaks(&group.protocol).filter(|_| stable).cloned().unwrap_or_default(),
             assignment: if stable { member.assignment.clone() } else { Default::default() },
         });
-        Some(Described {
+        Ok(Described {
             state: group.state,
             protocol_type: group.protocol_type.clone(),
             protocol: if stable { group.protocol.clone() } else { String::new() },

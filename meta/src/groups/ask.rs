@@ -154,10 +154,11 @@ pub enum GroupAnswer {
     /// `gone`: topics that were deleted meanwhile.
     Committed(Result<Vec<Uuid>, GroupRefusal>),
     Fetched(Vec<Result<FetchedGroup, GroupRefusal>>),
-    Described(Vec<Option<Described>>),
+    /// For each group.
+    Described(Vec<Result<Described, GroupRefusal>>),
     Beaten(Result<Beaten, GroupRefusal>),
-    /// `None`: there is no such group, or it is none of KIP-848.
-    ConsumersDescribed(Vec<Option<DescribedConsumers>>),
+    /// For each group. [`GroupRefusal::GroupNotFound`]: there is none of this name, or it is none of KIP-848.
+    ConsumersDescribed(Vec<Result<DescribedConsumers, GroupRefusal>>),
     Listed(Vec<Listed>),
     /// For each group.
     GroupsDeleted(Vec<Result<(), GroupRefusal>>),
@@ -336,6 +337,45 @@ pub struct DescribedConsumer {
 
 /// Partitions by topic, with its name.
 pub type NamedPartitions = Vec<(Uuid, String, Vec<u32>)>;
+
+impl FetchedGroup {
+    /// What it takes of an answer, bytes, about. So with the others below.
+    pub(super) fn bytes(&self) -> usize {
+        let metadata = |one: &FetchedPartition| one.committed.as_ref().map_or(0, |committed| committed.metadata.len());
+        let topic = |topic: &FetchedTopic| -> usize {
+            topic.partitions.iter().map(|one| ANSWER_PART_BYTES + metadata(one)).sum()
+        };
+        self.topics.iter().map(|one| ANSWER_PART_BYTES + one.name.len() + topic(one)).sum()
+    }
+}
+
+impl Described {
+    pub(super) fn bytes(&self) -> usize {
+        let member = |one: &DescribedMember| {
+            let words = [one.id.len(), one.instance.as_ref().map_or(0, String::len), one.client_id.len()];
+            words.iter().sum::<usize>() + one.client_host.len() + one.metadata.len() + one.assignment.len()
+        };
+        self.members.iter().map(|one| ANSWER_PART_BYTES + member(one)).sum()
+    }
+}
+
+impl DescribedConsumers {
+    pub(super) fn bytes(&self) -> usize {
+        let parts = |of: &NamedPartitions| -> usize {
+            of.iter().map(|(_, name, numbers)| ANSWER_PART_BYTES + name.len() + 4 * numbers.len()).sum()
+        };
+        let text = |of: &Option<String>| of.as_ref().map_or(0, String::len);
+        let member = |one: &DescribedConsumer| {
+            let words = [one.id.len(), text(&one.instance), text(&one.rack), one.client_id.len(), one.pattern.len()];
+            let names: usize = one.topics.iter().map(|name| ANSWER_PART_BYTES / 2 + name.len()).sum();
+            words.iter().sum::<usize>() + one.client_host.len() + names + parts(&one.assignment) + parts(&one.target)
+        };
+        self.members.iter().map(|one| ANSWER_PART_BYTES + member(one)).sum()
+    }
+}
+
+/// A member, a topic or a partition of an answer besides its texts, in memory and on the wire.
+const ANSWER_PART_BYTES: usize = 64;
 
 /// By which protocol a group works. The names are Kafka's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

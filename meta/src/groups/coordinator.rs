@@ -1,6 +1,8 @@
 //! All groups, their timers, and the way in.
 
-use super::ask::{GroupAnswer, GroupAsk, GroupOut, GroupRefusal, GroupState, Token};
+use super::ask::{
+    Described, DescribedConsumers, FetchedGroup, GroupAnswer, GroupAsk, GroupOut, GroupRefusal, GroupState, Token,
+};
 use super::consumer::{ConsumerGroup, ConsumerMember, Epochs, Migration};
 use super::group::{Group, Member};
 use crate::command::{Command, Decided, Done, Refused};
@@ -17,6 +19,8 @@ pub(super) const EXPIRY_EVERY: Duration = Duration::from_secs(600);
 pub(super) const EMPTY_KEPT: Duration = Duration::from_secs(600);
 /// How long a new member that waits for its first generation is believed to be there (Kafka's constant).
 pub(super) const NEW_MEMBER_TIMEOUT: Duration = Duration::from_secs(300);
+/// How often a group is looked at at most that waits for static members.
+pub(super) const ABSENT_LOOK: Duration = Duration::from_secs(1);
 
 /// What the broker's settings say of groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +95,9 @@ pub struct Coordinator {
     pub(super) consumers: BTreeMap<String, ConsumerGroup>,
     /// The epochs that they get here.
     pub(super) epochs: Epochs,
+    /// The largest epoch of the groups of KIP-848 that were forgotten in this term. A new one goes on from there: had
+    /// it begun anew, a commit of the old one that was under way for long could be taken for one of its own.
+    pub(super) last_epoch: i32,
     /// Until then groups of before may have members that do not know of this coordinator yet.
     pub(super) held_until: Mono,
     /// When to look at a group again. Early is harmless: heartbeats do not move it.
@@ -111,6 +118,7 @@ impl Coordinator {
             groups: BTreeMap::new(),
             consumers: BTreeMap::new(),
             epochs: Epochs::of(Term(0)),
+            last_epoch: 0,
             held_until: now,
             timers: BTreeSet::new(),
             under_way: BTreeMap::new(),
@@ -185,16 +193,17 @@ impl Coordinator {
             }
             GroupAsk::DescribeConsumers { groups } => {
                 let image = state.image();
-                let described = groups.iter().map(|group| self.describe_consumers(group, &image)).collect();
+                let one = |group: &String| self.describe_consumers(group, &image);
+                let described = as_far_as_it_goes(&groups, one, DescribedConsumers::bytes);
                 out.answers.push((ticket, GroupAnswer::ConsumersDescribed(described)));
             }
             GroupAsk::Commit(commit) => self.commit(now, ticket, commit, state, out),
             GroupAsk::Fetch { groups } => {
-                let fetched = groups.iter().map(|group| self.fetch(group, state)).collect();
+                let fetched = as_far_as_it_goes(&groups, |group| self.fetch(group, state), FetchedGroup::bytes);
                 out.answers.push((ticket, GroupAnswer::Fetched(fetched)));
             }
             GroupAsk::Describe { groups } => {
-                let described = groups.iter().map(|group| self.describe(group, state)).collect();
+                let described = as_far_as_it_goes(&groups, |group| self.describe(group, state), Described::bytes);
                 out.answers.push((ticket, GroupAnswer::Described(described)));
             }
             GroupAsk::List => out.answers.push((ticket, GroupAnswer::Listed(self.list(state)))),
@@ -289,7 +298,7 @@ impl Coordinator {
     pub fn take_over(&mut self, now: Mono, term: Term) {
         self.started = now;
         self.next_expiry = now + EXPIRY_EVERY;
-        self.epochs = Epochs::of(term);
+        (self.epochs, self.last_epoch) = (Epochs::of(term), 0);
         // by then who was a member of before has asked for the coordinator, and been told that it is unknown
         self.held_until = now + self.settings.consumer_heartbeat_interval;
     }
@@ -384,6 +393,23 @@ impl Coordinator {
         }
     }
 
+    /// Room for one group more. Those that are empty are kept for what a description says of them; at the bound the one
+    /// goes that is empty for the longest time, and its offsets stay.
+    pub(super) fn make_room_for_group(&mut self) -> Result<(), GroupRefusal> {
+        if self.groups.len() + self.consumers.len() < limits::GROUPS_MAX {
+            return Ok(());
+        }
+        let classic =
+            self.groups.iter().filter(|(_, group)| group.state == GroupState::Empty && group.pending.is_empty());
+        let classic = classic.map(|(name, group)| (group.empty_since, name));
+        let consumers = self.consumers.iter().filter(|(_, group)| group.members.is_empty());
+        let consumers = consumers.map(|(name, group)| (group.empty_since, name));
+        let (_, oldest) = classic.chain(consumers).min().ok_or(GroupRefusal::Busy)?;
+        let oldest = oldest.clone();
+        self.forget_if_empty(&oldest);
+        Ok(())
+    }
+
     /// Takes a group out, to forget it or to make another of it.
     ///
     /// # Panics
@@ -401,6 +427,7 @@ impl Coordinator {
     /// The same of a group of KIP-848.
     pub(super) fn take_consumers(&mut self, name: &str) -> ConsumerGroup {
         let group = self.consumers.remove(name).expect("there is such a group");
+        self.last_epoch = self.last_epoch.max(group.epoch);
         self.members_bytes -= group.bytes;
         if let Some(armed) = group.armed {
             self.timers.remove(&(armed, name.to_owned()));
@@ -414,4 +441,23 @@ pub(super) fn check_id(group: &str) -> Result<(), GroupRefusal> {
         1..=limits::GROUP_ID_BYTES_MAX => Ok(()),
         _ => Err(GroupRefusal::InvalidGroupId),
     }
+}
+
+/// What is said of each, in their order, until it is as much as one answer may have. The first is always said; whoever
+/// asked for too many asks again for the others, or gets nowhere with the same name over and over.
+fn as_far_as_it_goes<A, T>(
+    asked: &[A],
+    one: impl Fn(&A) -> Result<T, GroupRefusal>,
+    bytes: impl Fn(&T) -> usize,
+) -> Vec<Result<T, GroupRefusal>> {
+    let mut left = limits::GROUP_ANSWER_BYTES_MAX;
+    let say = |asked: &A| {
+        if left == 0 {
+            return Err(GroupRefusal::Busy);
+        }
+        let said = one(asked)?;
+        left = left.saturating_sub(bytes(&said));
+        Ok(said)
+    };
+    asked.iter().map(say).collect()
 }

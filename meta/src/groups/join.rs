@@ -4,7 +4,7 @@
 //! sends the assignment with SyncGroup. Source of the rules: Kafka's `GroupMetadataManager`, the classic protocol.
 
 use super::ask::{GroupAnswer, GroupOut, GroupRefusal, GroupState, Join, Joined, Leaver, MemberName, Sync, Synced};
-use super::coordinator::{Coordinator, EMPTY_KEPT, GroupSettings, NEW_MEMBER_TIMEOUT};
+use super::coordinator::{ABSENT_LOOK, Coordinator, EMPTY_KEPT, GroupSettings, NEW_MEMBER_TIMEOUT};
 use super::group::{Group, Member, Preparing, protocols_bytes};
 use crate::limits;
 use bytes::Bytes;
@@ -37,7 +37,8 @@ impl Coordinator {
         }
         let instance_bytes = join.member.instance.as_ref().map_or(0, String::len);
         let bytes = protocols_bytes(&join.protocols) + instance_bytes + join.client_id.len();
-        if join.protocols.len() > limits::MEMBER_PROTOCOLS_MAX || bytes > limits::MEMBER_BYTES_MAX {
+        let is_long = instance_bytes > limits::MEMBER_ID_BYTES_MAX;
+        if is_long || join.protocols.len() > limits::MEMBER_PROTOCOLS_MAX || bytes > limits::MEMBER_BYTES_MAX {
             return Err(GroupRefusal::InvalidRequest);
         }
         if self.members_bytes + bytes + 2 * limits::MEMBER_BYTES_FIXED > settings.members_bytes_max {
@@ -50,9 +51,7 @@ impl Coordinator {
             if join.protocol_type.is_empty() || join.protocols.is_empty() {
                 return Err(GroupRefusal::InconsistentProtocol);
             }
-            if self.groups.len() + self.consumers.len() >= limits::GROUPS_MAX {
-                return Err(GroupRefusal::Busy);
-            }
+            self.make_room_for_group()?;
             self.groups.insert(join.group.clone(), Group::new(now));
         }
         Ok(())
@@ -364,8 +363,10 @@ impl Steps<'_> {
         let first = first.map(|(id, _)| id.clone());
         match (&first, group.members.is_empty()) {
             (None, false) => {
-                // static members only, and none of them has come: their time is not over
-                group.preparing = Some(Preparing { until: now + group.rebalance_timeout(), initial: None });
+                // static members only, and none of them has come: their time is not over. They may have said that they
+                // need none: looked at again at once, they would be looked at for ever
+                let wait = group.rebalance_timeout().max(ABSENT_LOOK);
+                group.preparing = Some(Preparing { until: now + wait, initial: None });
                 return;
             }
             (Some(first), _) if group.members[&group.leader].joining.is_none() => group.leader = first.clone(),

@@ -208,7 +208,7 @@ impl World {
 
     fn described(&mut self) -> Option<Described> {
         match self.now_answered(GroupAsk::Describe { groups: vec!["g".to_owned()] }) {
-            GroupAnswer::Described(mut described) => described.remove(0),
+            GroupAnswer::Described(mut described) => described.remove(0).ok(),
             other => panic!("{other:?}"),
         }
     }
@@ -414,6 +414,55 @@ fn a_static_member_returns_to_its_assignment_and_fences_whoever_had_it() {
     assert_eq!(world.commit(fixed(&back.member, "i"), 1, 5), Ok(()));
     assert_eq!(world.leave(fixed("", "i")), Ok(()));
     assert_eq!(world.described().unwrap().state, GroupState::Empty);
+}
+
+/// Two members of one client would hold core 0 for ever: a wait of no time for a member that does not come is over at
+/// once, again and again.
+#[test]
+fn static_members_that_need_no_time_to_come_are_not_looked_at_without_end() {
+    let mut world = World::new(settings(3000));
+    let mut join = |instance: &str, rebalance_timeout: Duration| {
+        let join = Join { rebalance_timeout, ..world.joining(fixed("", instance), protocols(&["range"])) };
+        world.start(GroupAsk::Join(Box::new(join)))
+    };
+    let (a, b) = (join("a", ms(300_000)), join("b", ms(0)));
+    world.passes(ms(6000));
+    let (a, b) = (world.joined(a).unwrap(), world.joined(b).unwrap());
+    let given = [(a.member.as_str(), "x"), (b.member.as_str(), "y")];
+    for (joined, instance) in [(&a, "a"), (&b, "b")] {
+        let assignments = if joined.leader == joined.member { &given[..] } else { &[] };
+        world.sync_as(fixed(&joined.member, instance), joined.generation, assignments);
+    }
+    assert_eq!(world.described().unwrap().state, GroupState::Stable);
+    assert_eq!(world.leave(fixed(&a.member, "a")), Ok(()));
+    world.passes(ms(5000));
+    assert_eq!(world.described().unwrap().members.len(), 1, "its session is not over");
+    world.passes(ms(20_000));
+    assert_eq!(world.described().unwrap().state, GroupState::Empty, "it never came");
+}
+
+/// Names of groups that come and go would be all that there can be, and no new group could begin for a week.
+#[test]
+fn a_new_group_takes_the_place_of_the_one_that_is_empty_for_the_longest_time() {
+    let mut world = World::new(settings(0));
+    let mut visit = |group: String, stays: bool| {
+        let join = Join { group: group.clone(), ..world.joining(name(""), protocols(&["range"])) };
+        let ticket = world.start(GroupAsk::Join(Box::new(join)));
+        let member = world.joined(ticket)?.member;
+        world.passes(ms(1));
+        if !stays {
+            let members = vec![Leaver { member: name(&member) }];
+            assert!(matches!(world.now_answered(GroupAsk::Leave { group, members }), GroupAnswer::Left(Ok(_))));
+        }
+        Ok::<usize, GroupRefusal>(world.coordinator.groups.len())
+    };
+    assert_eq!(visit("stays".to_owned(), true), Ok(1));
+    for n in 1..crate::limits::GROUPS_MAX {
+        assert!(visit(format!("g{n}"), false).is_ok());
+    }
+    assert_eq!(visit("one more".to_owned(), true), Ok(crate::limits::GROUPS_MAX));
+    assert!(!world.coordinator.groups.contains_key("g1") && world.coordinator.groups.contains_key("g2"));
+    assert!(world.coordinator.groups.contains_key("stays"));
 }
 
 /// A client from before KIP-814 that hears that it leads assigns anew, from members that it was not told of.

@@ -6,7 +6,7 @@ use super::messages::{OPERATIONS_OMITTED, shown};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
 use crate::errors::{Code, group_code};
-use camus_meta::groups::{DescribedConsumer, DescribedConsumers, GroupAnswer, GroupAsk, NamedPartitions};
+use camus_meta::groups::{DescribedConsumer, DescribedConsumers, GroupAnswer, GroupAsk, GroupRefusal, NamedPartitions};
 use kafka_protocol::messages::consumer_group_describe_response::{
     Assignment, ConsumerGroupDescribeResponse, DescribedGroup, Member, TopicPartitions,
 };
@@ -37,22 +37,33 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
             let groups: Vec<DescribedGroup> = match answer {
                 GroupAnswer::ConsumersDescribed(described) => {
                     let described = names.into_iter().zip(described).map(|(name, described)| match described {
-                        Some(described) => describe(version, name, described).with_authorized_operations(operations),
-                        None => {
+                        Ok(described) => describe(version, name, described).with_authorized_operations(operations),
+                        Err(_) if name.is_empty() => nameless(name),
+                        Err(GroupRefusal::GroupNotFound) => {
                             let why = format!("there is no group '{}' of this protocol", shown(&name));
                             absent(name, Code::GroupIdNotFound, why)
                         }
+                        Err(why) => absent(name, group_code(why), why.to_string()),
                     });
                     described.collect()
                 }
                 GroupAnswer::Refused(why) => {
-                    names.into_iter().map(|name| absent(name, group_code(why), why.to_string())).collect()
+                    let refused = names.into_iter().map(|name| match name.is_empty() {
+                        true => nameless(name),
+                        false => absent(name, group_code(why), why.to_string()),
+                    });
+                    refused.collect()
                 }
                 other => unreachable!("a DescribeConsumers is not answered as {other:?}"),
             };
             respond(&ConsumerGroupDescribeResponse::default().with_groups(groups), version)
         }),
     )
+}
+
+/// Another broker would say the same of it.
+fn nameless(name: String) -> DescribedGroup {
+    absent(name, Code::InvalidGroupId, "a group id is not empty".to_owned())
 }
 
 fn absent(name: String, code: Code, why: String) -> DescribedGroup {

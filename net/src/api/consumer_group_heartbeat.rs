@@ -5,8 +5,8 @@ use super::groups::{self, said};
 use super::messages::{self, nullable_structs};
 use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
-use crate::errors::group_code;
-use camus_meta::groups::{Beat, Beaten, GroupAnswer, GroupAsk, GroupRefusal, MemberName};
+use crate::errors::{Code, group_code};
+use camus_meta::groups::{Beat, Beaten, GroupAnswer, GroupAsk, MemberName};
 use kafka_protocol::messages::ConsumerGroupHeartbeatResponse;
 use kafka_protocol::messages::consumer_group_heartbeat_response::{Assignment, TopicPartitions};
 use std::time::Duration;
@@ -44,21 +44,40 @@ fn read(request: &Request) -> Result<Beat, Malformed> {
     })
 }
 
+/// What no name of it may be, in Kafka's order.
+fn name_fault(beat: &Beat) -> Option<String> {
+    // a member of version 0 joins without an id
+    let id = Some(beat.member.id.as_str()).filter(|_| beat.id_required || beat.epoch != 0);
+    let (instance, rack) = (beat.member.instance.as_deref(), beat.rack.as_deref());
+    let names =
+        [("a member id", id), ("a group id", Some(&*beat.group)), ("an instance id", instance), ("a rack id", rack)];
+    let blank = names.into_iter().find(|(_, name)| name.is_some_and(groups::is_blank));
+    if let Some((what, _)) = blank {
+        return Some(format!("{what} is neither empty nor blank"));
+    }
+    groups::long_name("a member id", &beat.member.id)
+        .or_else(|| groups::long_name("an instance id", instance?))
+        .or_else(|| groups::long_name("a rack id", rack?))
+}
+
 /// ConsumerGroupHeartbeat 0-1, flexible from 0.
 pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     let mut beat = match read(request) {
         Ok(beat) => beat,
         Err(fault) => return fault.into(),
     };
+    let version = request.version;
+    if let Some(why) = name_fault(&beat) {
+        return refuse(version, Code::InvalidRequest, why);
+    }
     if beat.member.id.is_empty() {
         beat.fresh = messages::random_id(ctx).to_string();
     }
-    let version = request.version;
     Outcome::Group(
         GroupAsk::Beat(Box::new(beat)),
         Box::new(move |_, answer| match answer {
             GroupAnswer::Beaten(Ok(beaten)) => reply(version, beaten),
-            GroupAnswer::Beaten(Err(why)) => refuse(version, why),
+            GroupAnswer::Beaten(Err(why)) => refuse(version, group_code(why), why.to_string()),
             other => unreachable!("a Beat is answered as Beaten, not as {other:?}"),
         }),
     )
@@ -71,18 +90,20 @@ fn reply(version: i16, beaten: Beaten) -> Outcome {
         });
         Assignment::default().with_topic_partitions(topics.collect())
     });
+    // who leaves has nothing to come back for
+    let interval = if beaten.epoch < 0 { Duration::ZERO } else { beaten.interval };
     let answer = ConsumerGroupHeartbeatResponse::default()
         .with_member_id(Some(said(beaten.member)))
         .with_member_epoch(beaten.epoch)
-        .with_heartbeat_interval_ms(i32::try_from(beaten.interval.as_millis()).unwrap_or(i32::MAX))
+        .with_heartbeat_interval_ms(i32::try_from(interval.as_millis()).unwrap_or(i32::MAX))
         .with_assignment(assignment);
     respond(&answer, version)
 }
 
-fn refuse(version: i16, why: GroupRefusal) -> Outcome {
+fn refuse(version: i16, code: Code, why: String) -> Outcome {
     let answer = ConsumerGroupHeartbeatResponse::default()
-        .with_error_code(group_code(why).wire())
-        .with_error_message(Some(said(why.to_string())))
+        .with_error_code(code.wire())
+        .with_error_message(Some(said(why)))
         .with_member_id(None)
         .with_assignment(None);
     respond(&answer, version)

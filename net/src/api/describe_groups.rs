@@ -5,7 +5,7 @@ use super::messages::{OPERATIONS_OMITTED, shown};
 use super::{Ctx, Outcome, Request, groups};
 use crate::codec::{Malformed, Reader, respond};
 use crate::errors::{Code, group_code};
-use camus_meta::groups::{Described, GroupAnswer, GroupAsk};
+use camus_meta::groups::{Described, GroupAnswer, GroupAsk, GroupRefusal};
 use kafka_protocol::messages::GroupId;
 use kafka_protocol::messages::describe_groups_response::{
     DescribeGroupsResponse, DescribedGroup, DescribedGroupMember,
@@ -33,23 +33,26 @@ pub fn handle(_: &mut Ctx<'_>, request: &Request) -> Outcome {
             let described = match answer {
                 GroupAnswer::Described(described) => described,
                 GroupAnswer::Refused(why) => {
-                    let groups = names.into_iter().map(|name| {
-                        DescribedGroup::default()
-                            .with_group_id(GroupId(said(name)))
-                            .with_error_code(group_code(why).wire())
-                            .with_authorized_operations(OPERATIONS_OMITTED)
-                    });
+                    let groups = names.into_iter().map(|name| refused(name, why));
                     return respond(&DescribeGroupsResponse::default().with_groups(groups.collect()), version);
                 }
                 other => unreachable!("a Describe is answered as Described, not as {other:?}"),
             };
             let groups = names.into_iter().zip(described).map(|(name, described)| match described {
-                Some(described) => describe(version, name, described).with_authorized_operations(operations),
-                None => unknown(version, name).with_authorized_operations(operations),
+                Ok(described) => describe(version, name, described).with_authorized_operations(operations),
+                Err(GroupRefusal::GroupNotFound) => unknown(version, name, operations),
+                Err(why) => refused(name, why),
             });
             respond(&DescribeGroupsResponse::default().with_groups(groups.collect()), version)
         }),
     )
+}
+
+fn refused(name: String, why: GroupRefusal) -> DescribedGroup {
+    DescribedGroup::default()
+        .with_group_id(GroupId(said(name)))
+        .with_error_code(group_code(why).wire())
+        .with_authorized_operations(OPERATIONS_OMITTED)
 }
 
 fn describe(version: i16, name: String, described: Described) -> DescribedGroup {
@@ -70,12 +73,16 @@ fn describe(version: i16, name: String, described: Described) -> DescribedGroup 
         .with_members(members.collect())
 }
 
-/// Kafka calls a group that is not there dead, without an error before version 6.
-fn unknown(version: i16, name: String) -> DescribedGroup {
+/// Kafka calls a group that is not there dead, without an error before version 6. It takes the empty name for any
+/// other.
+fn unknown(version: i16, name: String, operations: i32) -> DescribedGroup {
     let why = format!("there is no group '{}'", shown(&name));
     let group = DescribedGroup::default().with_group_id(GroupId(said(name))).with_group_state(said("Dead"));
     match version {
-        6.. => group.with_error_code(Code::GroupIdNotFound.wire()).with_error_message(Some(said(why))),
-        ..6 => group,
+        6.. => group
+            .with_error_code(Code::GroupIdNotFound.wire())
+            .with_error_message(Some(said(why)))
+            .with_authorized_operations(OPERATIONS_OMITTED),
+        ..6 => group.with_authorized_operations(operations),
     }
 }

@@ -32,7 +32,10 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
     };
     let mut routes = Vec::new();
     let mut find = |topic: &StrBytes, number: i32| -> Result<(), Fault> {
-        let unknown = || Fault::new(Code::UnknownTopicOrPartition, "there is no such partition");
+        let unknown = || {
+            let unknown = || Fault::new(Code::UnknownTopicOrPartition, "there is no such partition");
+            messages::name_fault(topic).unwrap_or_else(unknown)
+        };
         routes.push(messages::locate(ctx, topic, number).ok_or_else(unknown)?);
         Ok(())
     };
@@ -144,6 +147,15 @@ mod tests {
         let state = &answer.topics[0].partitions[2].active_producers[0];
         assert_eq!((state.producer_epoch, state.last_sequence, state.last_timestamp), (3, 41, 1_700_000_000_000));
         assert_eq!((state.coordinator_epoch, state.current_txn_start_offset), (-1, -1));
+    }
+
+    /// A tool would wait for a topic that can never exist.
+    #[test]
+    fn a_name_that_no_topic_can_have_is_told_from_one_that_none_has() {
+        let asked = question(&[("", &[0]), ("a b", &[0, 1]), ("nope", &[0])]);
+        let answer: DescribeProducersResponse = World::new().call(handle, 0, &asked);
+        let expected = [("", 0, 17, vec![]), ("a b", 0, 17, vec![]), ("a b", 1, 17, vec![]), ("nope", 0, 3, vec![])];
+        assert_eq!(told(&answer), expected);
     }
 
     /// A request of a few kilobytes would be answered with gigabytes.

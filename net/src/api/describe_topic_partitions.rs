@@ -43,19 +43,23 @@ fn read(request: &Request) -> Result<Asked, Malformed> {
 
 /// DescribeTopicPartitions 0, flexible from 0.
 pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
-    let Asked { mut topics, partitions_max, from } = match read(request) {
+    let Asked { topics, partitions_max, from } = match read(request) {
         Ok(asked) => asked,
         Err(fault) => return fault.into(),
     };
     let all = topics.is_empty();
-    let (first_topic, first_partition) = from.unwrap_or_default();
-    if !all && !first_topic.is_empty() {
-        topics.insert(first_topic.clone());
-    }
-    let Ok(first_partition) = usize::try_from(first_partition) else {
-        topics.insert(first_topic);
+    // the answer has no code of its own: each topic that was asked for is refused, as Kafka does it
+    let refuse = |topics: BTreeSet<StrBytes>| {
         let refused = topics.into_iter().map(|name| fault(name, Code::InvalidRequest)).collect();
-        return respond(&DescribeTopicPartitionsResponse::default().with_topics(refused), request.version);
+        respond(&DescribeTopicPartitionsResponse::default().with_topics(refused), request.version)
+    };
+    if !all && from.as_ref().is_some_and(|(topic, _)| !topics.contains(topic)) {
+        return refuse(topics);
+    }
+    let (first_topic, first_partition) = from.unwrap_or_default();
+    let Ok(first_partition) = usize::try_from(first_partition) else {
+        // Kafka says nothing at all where no topic is named, as if there were none
+        return refuse(if all { BTreeSet::from([first_topic]) } else { topics });
     };
     let mut page = Page::new(ctx, partitions_max);
     let first_of = |name: &str| if name == first_topic.as_str() { first_partition } else { 0 };
@@ -225,14 +229,28 @@ mod tests {
         let mut world = World::new();
         let (topics, next) = page(&mut world, &["nope", "a b", "t", "t"], 10, None);
         assert_eq!((topics, next), (told(&[("a b", 17, &[]), ("nope", 3, &[]), ("t", 0, &[0, 1])]), None));
-        let gone = page(&mut world, &["t", "compact"], 10, Some(("gone", 3)));
+        let gone = page(&mut world, &["t", "gone", "compact"], 10, Some(("gone", 3)));
         assert_eq!(gone, (told(&[("gone", 3, &[]), ("t", 0, &[0, 1])]), None));
         let gone = page(&mut world, &[], 10, Some(("gone", 3)));
         assert_eq!(gone, (told(&[("t", 0, &[0, 1])]), None));
         let grown_smaller = page(&mut world, &["t"], 10, Some(("t", 99)));
         assert_eq!(grown_smaller, (told(&[("t", 0, &[])]), None));
-        let nowhere = page(&mut world, &["t"], 10, Some(("dark", -1)));
-        assert_eq!(nowhere, (told(&[("dark", 42, &[]), ("t", 42, &[])]), None));
+    }
+
+    /// A tool that mixed two walks up would take the page of one for the next of the other, and miss topics.
+    #[test]
+    fn a_page_that_begins_at_no_topic_asked_for_is_refused() {
+        let mut world = World::new();
+        let refused = (told(&[("compact", 42, &[]), ("t", 42, &[])]), None);
+        for topic in ["dark", "gone", "a", "zz", " ", ""] {
+            assert_eq!(page(&mut world, &["t", "compact"], 10, Some((topic, 0))), refused, "'{topic}'");
+        }
+        assert_eq!(page(&mut world, &["t", "compact"], 10, Some(("t", -1))), refused);
+        assert_eq!(page(&mut world, &[], 10, Some(("dark", -1))), (told(&[("dark", 42, &[])]), None));
+        let (whole, next) = page(&mut world, &[], 10, Some(("", 0)));
+        assert_eq!((whole.len(), next), (3, None));
+        let (named, next) = page(&mut world, &["", "t"], 10, Some(("", 0)));
+        assert_eq!((named, next), (told(&[("", 17, &[]), ("t", 0, &[0, 1])]), None));
     }
 
     /// A tool would believe a partition led that is not, or look for copies where none are.

@@ -332,10 +332,35 @@ fn every_version_describes_a_group_and_one_that_is_not_there() {
         let it = &known.members[0];
         assert_eq!((it.member_id.as_str(), it.client_id.as_str()), (member.as_str(), "tester"));
         assert_eq!((it.client_host.as_str(), &it.member_assignment[..]), ("/192.0.2.7", &b"mine"[..]));
-        assert_eq!(known.authorized_operations, if version >= 3 { 328 } else { i32::MIN });
+        assert_eq!(known.authorized_operations, if version >= 3 { 3400 } else { i32::MIN });
         let code = if version >= 6 { 69 } else { 0 };
         assert_eq!((unknown.error_code, unknown.group_state.as_str()), (code, "Dead"));
         assert_eq!(unknown.error_message.is_some(), version >= 6);
+        assert_eq!(unknown.authorized_operations, if (3..6).contains(&version) { 3400 } else { i32::MIN });
+    }
+}
+
+/// Lost if it fails: a tool that asks for a group without a name by mistake is told that there is one, or that the
+/// group has died.
+#[test]
+fn a_group_without_a_name_is_described_as_kafka_does() {
+    let mut world = World::with_state();
+    stable(&mut world);
+    let request = DescribeGroupsRequest::default().with_groups(vec![group(""), group("g")]);
+    for version in 0..=6 {
+        let answer: DescribeGroupsResponse = world.call(describe_groups::handle, version, &request);
+        let told: Vec<_> = answer.groups.iter().map(|g| (g.error_code, g.group_state.as_str())).collect();
+        assert_eq!(told, [(if version >= 6 { 69 } else { 0 }, "Dead"), (0, "Stable")]);
+    }
+    for (elsewhere, code) in [(false, 69), (true, 16)] {
+        world.coordinated_elsewhere = elsewhere;
+        for version in 0..=1 {
+            let asked = describe_request(&["", "nope", ""]);
+            let answer: ConsumerGroupDescribeResponse = world.call(consumer_group_describe::handle, version, &asked);
+            let told: Vec<_> = answer.groups.iter().map(|g| (g.group_id.as_str(), g.error_code)).collect();
+            assert_eq!(told, [("", 24), ("nope", code), ("", 24)]);
+            assert!(answer.groups.iter().all(|g| g.authorized_operations == i32::MIN && g.error_message.is_some()));
+        }
     }
 }
 
@@ -506,7 +531,72 @@ fn both_versions_join_beat_and_leave_a_group_of_kip_848() {
             assert!(answer.error_message.is_some());
         }
         let left = beat(&mut world, version, &quiet.clone().with_member_epoch(-1));
-        assert_eq!((left.error_code, left.member_epoch), (0, -1));
+        assert_eq!((left.error_code, left.member_epoch, left.heartbeat_interval_ms), (0, -1, 0));
+    }
+}
+
+/// Lost if it fails: a client that has left sets its clock by the answer, and beats on for a group that it is not in.
+#[test]
+fn who_leaves_is_not_told_to_come_back() {
+    for epoch in [-1, -2] {
+        let mut world = World::with_state();
+        let request = beat_request(1, "m", 0).with_instance_id(Some(text("i")));
+        assert_eq!(beat(&mut world, 1, &request).heartbeat_interval_ms, 5000);
+        let left = beat(&mut world, 1, &request.with_member_epoch(epoch));
+        assert_eq!((left.error_code, left.member_epoch, left.heartbeat_interval_ms), (0, epoch, 0));
+    }
+}
+
+/// Lost if it fails: members that were never given a name share one, and each takes the other's partitions.
+#[test]
+fn a_blank_name_is_no_name() {
+    for version in 0..=1 {
+        let good = beat_request(version, "m", 0);
+        let answer = |request: ConsumerGroupHeartbeatRequest| {
+            let answer = beat(&mut World::with_state(), version, &request);
+            assert_eq!(answer.error_message.is_some(), answer.error_code != 0);
+            answer.error_code
+        };
+        for blank in [" ", "\t \n", "\u{1}"] {
+            assert_eq!(answer(good.clone().with_group_id(group(blank))), 42);
+            assert_eq!(answer(good.clone().with_instance_id(Some(text(blank)))), 42);
+            assert_eq!(answer(good.clone().with_rack_id(Some(text(blank)))), 42);
+            let nameless = good.clone().with_member_id(text(blank));
+            assert_eq!(answer(nameless.clone()), if version >= 1 { 42 } else { 0 });
+            assert_eq!(answer(nameless.clone().with_member_epoch(-1)), 42);
+            assert_eq!(answer(nameless.with_member_epoch(3)), 42);
+        }
+        // Java's `trim` takes no such blank off
+        assert_eq!(answer(good.with_group_id(group("\u{a0}"))), 0);
+    }
+}
+
+/// Lost if it fails: one member fills the memory of core 0 with its name, and the group can not be described any more
+/// in a version whose strings are shorter than it.
+#[test]
+fn a_member_has_no_name_that_older_answers_can_not_say() {
+    for (bytes, code) in [(1024, 0), (1025, 42), (40_000, 42)] {
+        let long = text(&"x".repeat(bytes));
+        for version in 0..=1 {
+            let good = beat_request(version, "m", 0);
+            let named = [
+                good.clone().with_member_id(long.clone()),
+                good.clone().with_instance_id(Some(long.clone())),
+                good.with_rack_id(Some(long.clone())),
+            ];
+            for request in named {
+                let answer = beat(&mut World::with_state(), version, &request);
+                let why = answer.error_message.unwrap_or_default();
+                assert_eq!((answer.error_code, why.contains("at most 1024 bytes")), (code, code != 0));
+            }
+        }
+        for version in (5..=9).filter(|version| *version >= 6 || bytes < 1 << 15) {
+            let joined = join(&mut World::with_state(), version, Some(&long));
+            assert_eq!(joined.error_code, code, "v{version}");
+            let request = join_request(version, &long, None);
+            let answer: JoinGroupResponse = World::with_state().call(join_group::handle, version, &request);
+            assert_eq!((answer.error_code, answer.member_id), (if code == 0 { 25 } else { code }, long.clone()));
+        }
     }
 }
 
@@ -545,7 +635,7 @@ fn both_versions_describe_groups_of_kip_848_and_no_others() {
         let said = (known.error_code, known.group_state.as_str(), known.assignor_name.as_str());
         assert_eq!(said, (0, "Stable", "uniform"));
         assert_eq!((known.group_epoch, known.assignment_epoch), (joined.member_epoch, joined.member_epoch));
-        assert_eq!(known.authorized_operations, 328);
+        assert_eq!(known.authorized_operations, 3400);
         let [member] = &known.members[..] else { panic!("{known:?}") };
         assert_eq!((member.member_id.as_str(), member.instance_id.clone()), ("m", Some(text("i"))));
         assert_eq!((member.client_id.as_str(), member.client_host.as_str()), ("tester", "/192.0.2.7"));

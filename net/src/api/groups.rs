@@ -8,6 +8,7 @@ use crate::codec::{Malformed, Reader};
 use crate::errors::group_code;
 use bytes::Bytes;
 use camus_meta::groups::{GroupRefusal, MemberName};
+use camus_meta::limits::MEMBER_ID_BYTES_MAX;
 use kafka_protocol::protocol::StrBytes;
 use std::time::Duration;
 use uuid::Uuid;
@@ -37,8 +38,22 @@ pub fn timeout(ms: i32) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
-/// READ, DELETE and DESCRIBE: what a group can be operated with. Source: KIP-430.
-pub const GROUP_OPERATIONS: i32 = 328;
+/// Nothing but what Java's `trim` takes off.
+pub fn is_blank(text: &str) -> bool {
+    text.chars().all(|c| c <= ' ')
+}
+
+/// Why a name that a member gives itself is refused: it would stay in memory, and the older answers that repeat it have
+/// no room for more than 32,767 bytes.
+pub fn long_name(what: &str, name: &str) -> Option<String> {
+    let bytes = name.len();
+    let why = || format!("{what} has at most {MEMBER_ID_BYTES_MAX} bytes, not {bytes}");
+    (bytes > MEMBER_ID_BYTES_MAX).then(why)
+}
+
+/// READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS: what a group can be operated with. Source: KIP-430,
+/// KIP-848.
+pub const GROUP_OPERATIONS: i32 = 3400;
 
 /// Partitions by topic. A number below 0 is no partition.
 pub fn partitions(r: &mut Reader<'_>) -> Result<(Uuid, Vec<u32>), Malformed> {

@@ -6,6 +6,7 @@ use super::{Ctx, Outcome, Request};
 use crate::codec::{Malformed, Reader, respond};
 use crate::errors::group_code;
 use camus_meta::groups::{GroupAnswer, GroupAsk, GroupRefusal, Join, Joined};
+use camus_meta::limits::MEMBER_ID_BYTES_MAX;
 use kafka_protocol::messages::join_group_response::{JoinGroupResponse, JoinGroupResponseMember};
 
 fn read(request: &Request) -> Result<Join, Malformed> {
@@ -43,10 +44,14 @@ pub fn handle(ctx: &mut Ctx<'_>, request: &Request) -> Outcome {
         Ok(join) => join,
         Err(fault) => return fault.into(),
     };
+    let version = request.version;
+    let instance = join.member.instance.as_deref().unwrap_or_default();
+    if [&*join.member.id, instance].into_iter().any(|name| name.len() > MEMBER_ID_BYTES_MAX) {
+        return refuse(version, GroupRefusal::InvalidRequest, join.member.id);
+    }
     if join.member.id.is_empty() {
         join.fresh = groups::fresh_member_id(ctx, &join.client_id, join.member.instance.as_deref());
     }
-    let version = request.version;
     Outcome::Group(
         GroupAsk::Join(Box::new(join)),
         Box::new(move |_, answer| match answer {

@@ -1,7 +1,7 @@
 //! One group of KIP-848: its members, what is meant for each, what each has, and how it comes from one to the other.
 //! Nothing here knows a request.
 
-use super::assign::{Assignor, Subscriber};
+use super::assign::{Assignment, Assignor, Subscriber};
 use super::epochs::Epochs;
 use super::pattern::Pattern;
 use crate::groups::ask::{ConsumersState, GroupRefusal};
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use camus_engine::planted::{Bug, is};
 use camus_engine::types::Mono;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -22,7 +23,6 @@ use uuid::Uuid;
 pub(super) const AWAY: i32 = -2;
 /// How often a group's patterns are matched against the names of all topics, when topics change.
 const PATTERNS_EVERY: Duration = Duration::from_secs(1);
-const ASSIGN_PAUSE: Duration = Duration::from_millis(limits::ASSIGN_PAUSE_MS);
 
 /// Partitions by topic; no topic is there without one.
 pub(in crate::groups) type Parts = BTreeMap<Uuid, BTreeSet<u32>>;
@@ -72,6 +72,8 @@ impl Classic {
 /// the end. No partition is in `assigned` or `revoking` of two members: [`ConsumerGroup::taken`] holds all of them.
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct ConsumerMember {
+    /// Of its own id, which is the key that it stands under.
+    pub(super) id_bytes: usize,
     pub(super) instance: Option<String>,
     pub(super) rack: Option<String>,
     pub(super) client_id: String,
@@ -100,6 +102,7 @@ pub(in crate::groups) struct ConsumerMember {
 impl ConsumerMember {
     pub(super) fn new(now: Mono) -> ConsumerMember {
         ConsumerMember {
+            id_bytes: 0,
             instance: None,
             rack: None,
             client_id: String::new(),
@@ -120,14 +123,16 @@ impl ConsumerMember {
         }
     }
 
-    /// What it takes of [`limits::MEMBERS_BYTES_MAX`]. A name stands in the group once more.
+    /// What it takes of [`limits::MEMBERS_BYTES_MAX`]. A name stands in the group once more, and so does its instance
+    /// id, with its own id.
     fn bytes(&self) -> usize {
         let options = [&self.instance, &self.rack, &self.pattern];
         let said = options.into_iter().flatten().map(String::len).sum::<usize>();
         let names = self.names.iter().map(|name| 2 * name.len() + 48).sum::<usize>();
         let protocols = self.classic.as_ref().map_or(0, |classic| protocols_bytes(&classic.protocols));
         let parts = count(&self.assigned) + count(&self.revoking) + count(&self.target);
-        let client = self.client_id.len() + self.client_host.len();
+        let instance = self.instance.as_ref().map_or(0, String::len);
+        let client = self.client_id.len() + self.client_host.len() + 2 * self.id_bytes + instance;
         limits::MEMBER_BYTES_FIXED + said + names + protocols + client + parts * limits::GROUP_PARTITION_BYTES
     }
 
@@ -192,7 +197,7 @@ pub(super) struct Turn<'a> {
 /// One group. Lives on core 0, owned by the coordinator. Source of the rules: KIP-848 and Kafka's implementation.
 #[derive(Clone, Debug)]
 pub(in crate::groups) struct ConsumerGroup {
-    pub(super) epoch: i32,
+    pub(in crate::groups) epoch: i32,
     /// Of the target assignment: another than the group's where that is to be made anew.
     pub(super) assignment_epoch: i32,
     pub(in crate::groups) members: BTreeMap<String, ConsumerMember>,
@@ -293,6 +298,7 @@ impl ConsumerGroup {
     /// Puts a new member in. It has nothing, and nothing is meant for it yet.
     pub(super) fn add(&mut self, id: &str, member: ConsumerMember) {
         assert!(member.names.is_empty() && member.pattern.is_none() && member.assignor.is_none(), "said after this");
+        let member = ConsumerMember { id_bytes: id.len(), ..member };
         self.bytes += member.bytes();
         let before = self.members.insert(id.to_owned(), member);
         assert!(before.is_none(), "member {id} is there twice");
@@ -326,6 +332,9 @@ impl ConsumerGroup {
     pub(super) fn replace(&mut self, old: &str, new: &str) {
         let mut member = self.members.remove(old).expect("instances name members");
         (member.epoch, member.previous_epoch, member.act_by) = (0, 0, None);
+        let before = member.bytes();
+        member.id_bytes = new.len();
+        self.bytes = self.bytes - before + member.bytes();
         let instance = member.instance.clone().expect("a static member has an instance id");
         self.instances.insert(instance, new.to_owned());
         let before = self.members.insert(new.to_owned(), member);
@@ -340,6 +349,13 @@ impl ConsumerGroup {
         let member = self.members.get_mut(id).expect("it is a member");
         (member.epoch, member.previous_epoch, member.act_by) = (AWAY, AWAY, None);
         member.heard(turn.now, turn.settings);
+    }
+
+    /// A known member was heard, though what it said was not taken.
+    pub(super) fn is_heard(&mut self, id: &str, epoch: i32, turn: &Turn<'_>) {
+        if let Some(member) = self.members.get_mut(id).filter(|member| epoch > 0 && member.epoch == epoch) {
+            member.heard(turn.now, turn.settings);
+        }
     }
 
     /// Takes a member out. The group needs another assignment.
@@ -491,40 +507,54 @@ impl ConsumerGroup {
                 return;
             }
         }
-        self.assign(turn.image);
-        if self.members.len() + self.targeted > limits::ASSIGN_AT_ONCE_MAX {
-            self.assign_due = turn.now + ASSIGN_PAUSE;
+        let steps = self.assign(turn.image);
+        if steps > limits::ASSIGN_AT_ONCE_MAX {
+            let pause = u64::try_from(steps / limits::ASSIGN_STEPS_PER_PAUSE_MS).unwrap_or(u64::MAX);
+            let pause = pause.clamp(limits::ASSIGN_PAUSE_MS, limits::ASSIGN_PAUSE_MAX_MS);
+            self.assign_due = turn.now + Duration::from_millis(pause);
         }
     }
 
-    fn assign(&mut self, image: &Image) {
-        let targets = self.targets(image);
+    /// Returns the steps that it took.
+    fn assign(&mut self, image: &Image) -> usize {
+        let Assignment { given, steps } = self.targets(image);
         self.targeted = 0;
-        for (member, target) in self.members.values_mut().zip(targets) {
+        for (member, target) in self.members.values_mut().zip(given) {
             let (before, after) = (count(&member.target), count(&target));
             self.bytes = self.bytes - before * limits::GROUP_PARTITION_BYTES + after * limits::GROUP_PARTITION_BYTES;
             self.targeted += after;
             member.target = target;
         }
         self.assignment_epoch = self.epoch;
+        steps
     }
 
     /// What each member is to have, in their order.
-    fn targets(&self, image: &Image) -> Vec<Parts> {
-        // many members say the same, and it is the same then
-        let mut meant: BTreeMap<(&[String], Option<&str>), Rc<BTreeSet<Uuid>>> = BTreeMap::new();
+    fn targets(&self, image: &Image) -> Assignment {
+        // many members say the same, and it is the same then; by hash, because lists that are almost the same take
+        // long to compare
+        let mut meant: BTreeMap<u64, Vec<(&[String], Rc<BTreeSet<Uuid>>)>> = BTreeMap::new();
         let mut subscribers = Vec::with_capacity(self.members.len());
+        let mut names_read = 0;
         for (id, member) in &self.members {
-            let (names, pattern) = (member.names.as_slice(), member.pattern.as_deref());
-            let topics = meant.entry((names, pattern)).or_insert_with(|| {
-                let named = names.iter().filter_map(|name| image.topic(name)).map(|topic| topic.id);
-                let watched = pattern.and_then(|pattern| self.patterns.get(pattern));
-                Rc::new(named.chain(watched.into_iter().flat_map(|watched| watched.topics.iter().copied())).collect())
+            let names = member.names.as_slice();
+            names_read += names.len();
+            let mut hasher = DefaultHasher::new();
+            names.hash(&mut hasher);
+            let alike = meant.entry(hasher.finish()).or_default();
+            let nth = alike.iter().position(|(said, _)| *said == names).unwrap_or_else(|| {
+                let topics = names.iter().filter_map(|name| image.topic(name)).map(|topic| topic.id);
+                alike.push((names, Rc::new(topics.collect())));
+                alike.len() - 1
             });
+            let named = Rc::clone(&alike[nth].1);
+            let watched = member.pattern.as_ref().and_then(|pattern| self.patterns.get(pattern));
+            let watched = watched.map(|watched| &watched.topics);
             let name = member.instance.as_deref().unwrap_or(id);
-            subscribers.push(Subscriber { name, topics: Rc::clone(topics), before: &member.target });
+            subscribers.push(Subscriber { name, named, watched, before: &member.target });
         }
-        self.assignor().assign(&subscribers, &self.topics)
+        let made = self.assignor().assign(&subscribers, &self.topics);
+        Assignment { steps: made.steps + names_read, ..made }
     }
 
     /// One step of a member towards its target. `owned`: all that it has, where it says so. True if it is assigned

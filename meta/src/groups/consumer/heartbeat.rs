@@ -31,6 +31,11 @@ pub(super) fn check(beat: &Beat) -> Result<(), GroupRefusal> {
     let is_empty = |text: &Option<String>| text.as_ref().is_some_and(String::is_empty);
     let nameless = beat.member.id.is_empty() && (beat.id_required || beat.epoch != JOINS);
     let of_a_group = !beat.group.is_empty() && beat.group.len() <= limits::GROUP_ID_BYTES_MAX;
+    let is_long = |text: &str| text.len() > limits::MEMBER_ID_BYTES_MAX;
+    let names = [Some(&beat.member.id), beat.member.instance.as_ref(), beat.rack.as_ref()];
+    if names.into_iter().flatten().any(|name| is_long(name)) {
+        return Err(GroupRefusal::InvalidRequest);
+    }
     if nameless || !of_a_group || is_empty(&beat.member.instance) || is_empty(&beat.rack) {
         return Err(GroupRefusal::InvalidRequest);
     }
@@ -53,7 +58,7 @@ pub(super) fn check(beat: &Beat) -> Result<(), GroupRefusal> {
 
 /// What a member would take that says this, about.
 pub(super) fn bytes(beat: &Beat) -> usize {
-    let options = [&beat.member.instance, &beat.rack, &beat.pattern];
+    let options = [&beat.member.instance, &beat.member.instance, &beat.rack, &beat.pattern];
     let said: usize = options.into_iter().flatten().map(String::len).sum();
     let names: usize = beat.topics.iter().flatten().map(|name| 2 * name.len() + 48).sum();
     said + names + beat.client_id.len() + beat.client_host.len()

@@ -129,8 +129,9 @@ impl ConsumerGroup {
         self.reconcile(id, Some(&by_id(&said.owned, turn.image)), turn);
         let member = self.members.get_mut(id).expect("it is a member");
         member.heard(turn.now, turn.settings);
-        // it is to come for its assignment
-        member.act_by = Some(turn.now + member.rebalance_timeout);
+        // it is to come for its assignment; what it has to give up does not wait longer because it asks again
+        let by = turn.now + member.rebalance_timeout;
+        member.act_by = Some(member.act_by.filter(|_| !member.revoking.is_empty()).map_or(by, |before| before.min(by)));
         Joined {
             member: id.to_owned(),
             generation: member.epoch,
@@ -175,7 +176,9 @@ impl ConsumerGroup {
             return Err(GroupRefusal::RebalanceInProgress);
         }
         // who has something to give up joins again when it has done so
-        member.act_by = (!member.revoking.is_empty()).then(|| turn.now + member.rebalance_timeout);
+        let by = turn.now + member.rebalance_timeout;
+        let act_by = member.act_by.map_or(by, |before| before.min(by));
+        member.act_by = (!member.revoking.is_empty()).then_some(act_by);
         let assignment = embedded::assignment(version, &by_name(&member.assigned, turn.image));
         Ok(Synced { protocol_type: CONSUMER.to_owned(), protocol, assignment })
     }
@@ -199,7 +202,8 @@ impl ConsumerGroup {
         Err(GroupRefusal::RebalanceInProgress)
     }
 
-    /// Members leave by LeaveGroup: classic ones, or static ones that an administrator takes out. True if one has.
+    /// Classic members leave by LeaveGroup. Those of KIP-848 do not, as in Kafka: they would read on what another has
+    /// by then. True if one has left.
     pub(super) fn leave_classic(
         &mut self,
         leavers: &[Leaver],
@@ -218,7 +222,7 @@ impl ConsumerGroup {
                 None => Err(GroupRefusal::UnknownMember),
             };
             let answer = match checked {
-                Ok(id) if self.members.contains_key(id) => {
+                Ok(id) if self.members.get(id).is_some_and(|member| member.classic.is_some()) => {
                     self.remove(id, turn.now, turn.epochs);
                     any = true;
                     Ok(())

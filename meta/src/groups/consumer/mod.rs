@@ -92,9 +92,18 @@ impl Coordinator {
         }
         let id = if beat.member.id.is_empty() { beat.fresh.clone() } else { beat.member.id.clone() };
         let pattern = heartbeat::pattern(&beat, self.consumers.get(&name))?;
-        self.admit_beat(now, &beat, &id, &state.image(), out)?;
+        if let Err(why) = self.admit_beat(now, &beat, &id, &state.image(), out) {
+            // there is no room for more of it, but it is there
+            self.step(now, &name, state, |group, turn| group.is_heard(&id, beat.epoch, turn));
+            return Err(why);
+        }
         let beaten = self.step(now, &name, state, |group, turn| group.beat(beat, &id, pattern.as_ref(), turn));
-        beaten.expect("the group was admitted")
+        let beaten = beaten.expect("the group was admitted");
+        if beaten.is_err() {
+            // it may have been upgraded for this one alone
+            self.downgrade_if_all_classic(now, &name, &state.image(), out);
+        }
+        beaten
     }
 
     /// Whether there is memory for what the member says. Makes the group, if there is none and the member joins.
@@ -110,9 +119,12 @@ impl Coordinator {
         if group.is_none() && beat.epoch != 0 {
             return Err(GroupRefusal::UnknownMember);
         }
-        let would_take = heartbeat::bytes(beat) + limits::MEMBER_BYTES_FIXED;
-        let more = would_take.saturating_sub(group.map_or(0, |group| group.takes(id)));
-        if beat.topics.is_some() && more > 0 && self.members_bytes + more > self.settings.members_bytes_max {
+        let would_take = heartbeat::bytes(beat) + 2 * id.len() + limits::MEMBER_BYTES_FIXED;
+        // a static member that comes back under another id has the place of the one that it was
+        let before = group.and_then(|group| group.instances.get(beat.member.instance.as_deref()?));
+        let taken = |id: &str| group.map_or(0, |group| group.takes(id));
+        let more = would_take.saturating_sub(taken(id).max(before.map_or(0, |before| taken(before))));
+        if more > 0 && self.members_bytes + more > self.settings.members_bytes_max {
             return Err(GroupRefusal::Busy);
         }
         if group.is_some() {
@@ -123,10 +135,11 @@ impl Coordinator {
             Some(GroupState::PreparingRebalance | GroupState::CompletingRebalance | GroupState::Stable) => {
                 return self.upgrade(now, &beat.group, image, out);
             }
-            None if self.groups.len() + self.consumers.len() >= limits::GROUPS_MAX => return Err(GroupRefusal::Busy),
-            None => (),
+            None => self.make_room_for_group()?,
         }
-        self.consumers.insert(beat.group.clone(), ConsumerGroup::new(now));
+        let mut fresh = ConsumerGroup::new(now);
+        fresh.epoch = self.last_epoch;
+        self.consumers.insert(beat.group.clone(), fresh);
         Ok(())
     }
 
@@ -223,10 +236,10 @@ impl Coordinator {
     }
 
     /// `None`: there is no such group of KIP-848.
-    pub(super) fn describe_consumers(&self, name: &str, image: &Image) -> Option<DescribedConsumers> {
-        let group = self.consumers.get(name)?;
+    pub(super) fn describe_consumers(&self, name: &str, image: &Image) -> Result<DescribedConsumers, GroupRefusal> {
+        let group = self.consumers.get(name).ok_or(GroupRefusal::GroupNotFound)?;
         let members = group.members.iter().map(|(id, member)| describe(id, member, image));
-        Some(DescribedConsumers {
+        Ok(DescribedConsumers {
             state: group.state(),
             epoch: group.epoch,
             assignment_epoch: group.assignment_epoch,

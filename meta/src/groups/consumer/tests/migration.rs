@@ -122,7 +122,7 @@ impl World {
 
     fn classic(&mut self) -> Option<Described> {
         match self.ask(GroupAsk::Describe { groups: vec!["g".to_owned()] }) {
-            GroupAnswer::Described(mut described) => described.remove(0),
+            GroupAnswer::Described(mut described) => described.remove(0).ok(),
             other => panic!("{other:?}"),
         }
     }
