@@ -31,6 +31,7 @@ const NOTES: &[(i16, Option<i16>, &str)] = &[
     (55, None, "the meta shard, as `__cluster_metadata`; only its leader knows how far the others are"),
     (57, None, "a feature stays at its level: another is INVALID_UPDATE_VERSION"),
     (61, None, "who is remembered for retries"),
+    (68, None, "a pattern that needs too large a table is refused ([0016](adr/0016-consumer-groups-of-kip-848.md))"),
     (74, None, "topics and brokers"),
 ];
 
