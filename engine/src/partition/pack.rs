@@ -18,8 +18,13 @@ const ZSTD_LEVEL_MAX: i32 = 9;
 
 /// Whether [`repacked`] has something to do.
 pub fn is_due(sent: &[u8], rules: &BatchRules) -> bool {
-    let Some(packing) = rules.packing else { return false };
-    BatchHead::parse(sent).is_ok_and(|head| head.codec().is_some_and(|codec| codec != packing.codec))
+    due(sent, rules).is_some()
+}
+
+fn due(sent: &[u8], rules: &BatchRules) -> Option<(Packing, BatchHead)> {
+    let packing = rules.packing?;
+    let head = BatchHead::parse(sent).ok()?;
+    (head.codec()? != packing.codec).then_some((packing, head))
 }
 
 /// The batch in the codec that its topic wants; `None` if it has that, if any will do, or if it unpacks to more than is
@@ -29,11 +34,10 @@ pub fn is_due(sent: &[u8], rules: &BatchRules) -> bool {
 /// It is judged as it was sent, by all rules ([`batch::validate`]). What comes out is a client's batch like any other,
 /// to be judged where it is appended: it may be too large by then.
 pub fn repacked(sent: &Bytes, rules: &BatchRules, now: WallMs, work: &mut usize) -> Result<Option<Bytes>, Refusal> {
-    let Some(packing) = rules.packing.filter(|_| is_due(sent, rules)) else { return Ok(None) };
-    let head = BatchHead::parse(sent)?;
-    let (limit, weight) = match packing.codec {
-        Codec::Gzip | Codec::Zstd => (limits::PACK_SLOW_BYTES_MAX, 8),
-        Codec::None | Codec::Snappy | Codec::Lz4 => (limits::PACK_FAST_BYTES_MAX, 1),
+    let Some((packing, head)) = due(sent, rules) else { return Ok(None) };
+    let limit = match packing.codec {
+        Codec::Gzip | Codec::Zstd => limits::PACK_SLOW_BYTES_MAX,
+        Codec::None | Codec::Snappy | Codec::Lz4 => limits::PACK_FAST_BYTES_MAX,
     };
     let mut plain = Bounded { bytes: Vec::new(), limit, is_over: false };
     let unpacked = records::unpack(&head, &sent[HEADER_BYTES..], &mut plain);
@@ -43,7 +47,7 @@ pub fn repacked(sent: &Bytes, rules: &BatchRules, now: WallMs, work: &mut usize)
         return Ok(None);
     }
     batch::validate(sent, rules, now)?;
-    *work += weight * plain.bytes.len();
+    *work += limits::PACK_FAST_BYTES_MAX / limit * plain.bytes.len();
     let limit = rules.batch_bytes_max as usize;
     let mut out = Bounded { bytes: sent[..HEADER_BYTES].to_vec(), limit, is_over: false };
     let done = pack(packing, &plain.bytes, &mut out);

@@ -352,7 +352,7 @@ impl ConsumerGroup {
     }
 
     /// A known member was heard, though what it said was not taken.
-    pub(super) fn is_heard(&mut self, id: &str, epoch: i32, turn: &Turn<'_>) {
+    pub(super) fn hear(&mut self, id: &str, epoch: i32, turn: &Turn<'_>) {
         if let Some(member) = self.members.get_mut(id).filter(|member| epoch > 0 && member.epoch == epoch) {
             member.heard(turn.now, turn.settings);
         }

@@ -94,7 +94,7 @@ impl Coordinator {
         let pattern = heartbeat::pattern(&beat, self.consumers.get(&name))?;
         if let Err(why) = self.admit_beat(now, &beat, &id, &state.image(), out) {
             // there is no room for more of it, but it is there
-            self.step(now, &name, state, |group, turn| group.is_heard(&id, beat.epoch, turn));
+            self.step(now, &name, state, |group, turn| group.hear(&id, beat.epoch, turn));
             return Err(why);
         }
         let beaten = self.step(now, &name, state, |group, turn| group.beat(beat, &id, pattern.as_ref(), turn));
